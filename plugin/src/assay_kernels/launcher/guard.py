@@ -1,0 +1,105 @@
+"""The process that owns vLLM: whatever ends the launcher, nothing of vLLM outlives it.
+
+    python -m assay_kernels.launcher.guard GRACE_SECONDS COMMAND...
+
+Standard input is a pipe whose other end only the launcher holds. When it closes, because the
+launcher asks for a stop or because it was killed in any way, the guard asks vLLM to stop, waits
+GRACE_SECONDS, and kills what is left. It does the same with what a crashed vLLM leaves behind.
+Orphans cannot escape: the guard adopts them. Exit code: vLLM's, 128 + n for a signal n.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from assay_kernels.launcher import procfs
+
+AFTERMATH_SECONDS = 5.0
+"""How long processes whose main process has gone may take to end by themselves."""
+
+
+class Guard:
+    def __init__(self, command: list[str]) -> None:
+        procfs.adopt_orphans()
+        self.child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=procfs.die_with_parent,
+        )
+        self.exit_code: int | None = None
+        self.asked_to_stop = False
+
+    def ask_to_stop(self, *_: object) -> None:
+        self.asked_to_stop = True
+
+    def reap(self) -> None:
+        """Collect the dead, adopted orphans among them."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+
+    def wait_until_asked(self) -> None:
+        """Return when the launcher is gone or asks for a stop, or when vLLM has ended."""
+        while self.exit_code is None and not self.asked_to_stop:
+            readable, _, _ = select.select([0], [], [], 0.2)
+            if readable and not os.read(0, 4096):
+                return
+            self.reap()
+
+    def emptied_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while True:
+            self.reap()
+            if not procfs.descendants(os.getpid()):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+
+    def main_ended_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.05)
+        return self.exit_code is not None
+
+    def stop(self, grace: float) -> None:
+        if self.exit_code is None:
+            procfs.signal_all([self.child.pid], signal.SIGTERM)
+            ended = self.main_ended_within(grace)
+        else:
+            ended = True
+        if ended and not self.emptied_within(0.5):
+            procfs.signal_all(procfs.descendants(os.getpid()), signal.SIGTERM)
+            self.emptied_within(AFTERMATH_SECONDS)
+        # A process may start another while it is being killed: look again until none is left.
+        for _ in range(20):
+            left = procfs.descendants(os.getpid())
+            if not left:
+                return
+            procfs.signal_all(left, signal.SIGKILL)
+            self.emptied_within(0.5)
+
+
+def main() -> int:
+    grace, command = float(sys.argv[1]), sys.argv[2:]
+    guard = Guard(command)
+    signal.signal(signal.SIGTERM, guard.ask_to_stop)
+    guard.wait_until_asked()
+    guard.stop(grace)
+    return guard.exit_code if guard.exit_code is not None else 128 + signal.SIGKILL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""vLLM's layers over our kernels: how a linear layer and the routed experts load and compute.
+
+Each method object serves one layer, and keeps that layer's name for messages and for the summary.
+Scales start as NaN, so that one which the checkpoint did not bring is found before the first
+token instead of being whatever the memory held (vLLM issues 45212, 54189).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
+from vllm.model_executor.utils import set_weight_attrs
+
+from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
+from assay_kernels.numerics import BLOCK, per_channel
+
+NAN = float("nan")
+
+
+class ScaleNotLoadedError(ValueError):
+    """A scale that the checkpoint should have brought is not there."""
+
+    def __init__(self, layer: str, parameter: str) -> None:
+        super().__init__(
+            f"{layer}.{parameter}: never loaded; every NVFP4 matrix needs its weight, "
+            "weight_scale and weight_scale_2"
+        )
+
+
+def _check_loaded(layer_name: str, module: nn.Module, *parameters: str) -> None:
+    for parameter in parameters:
+        if torch.isnan(getattr(module, parameter).float()).any():
+            raise ScaleNotLoadedError(layer_name, parameter)
+
+
+def _static_input_scale(loaded: Tensor) -> Tensor | None:
+    """The largest of the input scales that share one input; None if any is unusable."""
+    scale = loaded.float()
+    if bool((torch.isfinite(scale) & (scale > 0)).all()):
+        return scale.max()
+    return None
+
+
+def _free(module: nn.Module, *parameters: str) -> None:
+    """Drop what the operand replaced, keeping the attribute for vLLM's bookkeeping."""
+    for parameter in parameters:
+        setattr(module, parameter, nn.Parameter(torch.empty(0), requires_grad=False))
+
+
+class AssayLinearMethod(LinearMethodBase):
+    """What NVFP4 and plain linear layers share: the operand and the call of the kernel."""
+
+    #: What the summary calls the layer's storage.
+    storage: str
+
+    def __init__(self, kernels: KernelSet, name: str, out_dtype: torch.dtype) -> None:
+        self.kernels = kernels
+        self.name = name
+        self.out_dtype = out_dtype
+
+    @property
+    def how(self) -> str:
+        """Storage and kernel, as the start-up summary prints them."""
+        return f"{self.storage} by {self.kernels.name}"
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., K] bf16 -> [..., N]; no V4 layer has a bias."""
+        assert bias is None, f"{self.name}: a bias is not expected"
+        out = self.kernels.dense(x.reshape(-1, x.shape[-1]), layer.operand, self.out_dtype)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+@register_weight_loader_v2_supported_method
+class NvFp4LinearMethod(AssayLinearMethod):
+    """A linear layer stored as NVFP4, its partitions keeping their own global scales."""
+
+    storage = "nvfp4"
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register weight, weight_scale, weight_scale_2 and input_scale as ModelOpt names them."""
+        if input_size_per_partition % BLOCK:
+            raise ValueError(
+                f"{self.name}: {input_size_per_partition} inputs a rank; NVFP4 needs a multiple "
+                f"of {BLOCK}, so tensor parallelism over {input_size // input_size_per_partition} "
+                "ranks cannot split this layer"
+            )
+        loader = extra_weight_attrs["weight_loader"]
+        rows, partitions = sum(output_partition_sizes), len(output_partition_sizes)
+        layer.logical_widths = output_partition_sizes
+
+        def matrix(columns: int, dtype: torch.dtype) -> ModelWeightParameter:
+            data = torch.zeros(rows, columns, dtype=dtype)
+            return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
+
+        def scalars() -> PerTensorScaleParameter:
+            data = torch.full((partitions,), NAN, dtype=torch.float32)
+            return PerTensorScaleParameter(data=data, weight_loader=loader)
+
+        layer.register_parameter("weight", matrix(input_size_per_partition // 2, torch.uint8))
+        scale = matrix(input_size_per_partition // BLOCK, torch.float8_e4m3fn)
+        scale.data.fill_(NAN)
+        layer.register_parameter("weight_scale", scale)
+        layer.register_parameter("weight_scale_2", scalars())
+        layer.register_parameter("input_scale", scalars())
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace the packed parameters by the kernel's operand."""
+        _check_loaded(self.name, layer, "weight_scale", "weight_scale_2", "input_scale")
+        alpha = per_channel(list(layer.weight_scale_2), layer.logical_widths)
+        packed = PackedWeight(
+            layer.weight.data,
+            layer.weight_scale.data,
+            alpha,
+            _static_input_scale(layer.input_scale.data),
+        )
+        layer.operand = self.kernels.prepare(packed)
+        _free(layer, "weight", "weight_scale", "weight_scale_2", "input_scale")
+
+
+@register_weight_loader_v2_supported_method
+class PlainLinearMethod(AssayLinearMethod):
+    """A linear layer that is bf16 when it reaches us (stored so, or decoded from FP8)."""
+
+    def __init__(self, kernels: KernelSet, name: str, out_dtype: torch.dtype, storage: str) -> None:
+        super().__init__(kernels, name, out_dtype)
+        self.storage = f"plain {storage}"
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the one parameter, weight [N, K]."""
+        data = torch.zeros(
+            sum(output_partition_sizes), input_size_per_partition, dtype=params_dtype
+        )
+        layer.register_parameter(
+            "weight",
+            ModelWeightParameter(
+                data=data,
+                input_dim=1,
+                output_dim=0,
+                weight_loader=extra_weight_attrs["weight_loader"],
+            ),
+        )
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace the parameter by the kernel's operand."""
+        layer.operand = self.kernels.prepare_plain(layer.weight.data)
+        _free(layer, "weight")
+
+
+class AssayExpertsMethod(FusedMoEMethodBase):
+    """Routed experts through ``grouped_l1`` and ``grouped_l2``."""
+
+    storage: str
+
+    def __init__(self, kernels: KernelSet, name: str, moe: FusedMoEConfig) -> None:
+        super().__init__(moe)
+        self.kernels = kernels
+        self.name = name
+
+    @property
+    def how(self) -> str:
+        """Storage and kernel, as the start-up summary prints them."""
+        return f"{self.storage} by {self.kernels.name}"
+
+    def get_fused_moe_quant_config(self, layer: nn.Module) -> FusedMoEQuantConfig | None:
+        """None: nothing of vLLM's own expert kernels is used."""
+        return None
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Tensor | None,
+    ) -> Tensor:
+        """x [M, H] bf16 and the router's choice [M, top_k] -> [M, H] bf16."""
+        groups = Groups.from_router(
+            topk_ids, topk_weights, layer.local_num_experts, layer.expert_map
+        )
+        hidden = self.kernels.grouped_l1(x, layer.operand13, groups, layer.swiglu_limit)
+        return self.kernels.grouped_l2(hidden, layer.operand2, groups)
+
+
+class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
+    """Experts stored as NVFP4; gate and up keep their own global scales.
+
+    vLLM's expert loader recognises the parameters of this layout by "ModelOpt" in the name of
+    this class.
+    """
+
+    storage = "nvfp4"
+
+    def uses_weight_scale_2_pattern(self) -> bool:
+        """ModelOpt's two-level names."""
+        return True
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """w13 [E, 2I, H/2] with rows gate | up, w2 [E, H, I/2], and their scales."""
+        loader = extra_weight_attrs["weight_loader"]
+        width = intermediate_size_per_partition
+        if width % BLOCK:
+            raise ValueError(
+                f"{self.name}: an expert width of {width} a rank; NVFP4 needs a multiple of {BLOCK}"
+            )
+
+        def matrix(rows: int, columns: int, dtype: torch.dtype) -> ModelWeightParameter:
+            data = torch.zeros(num_experts, rows, columns, dtype=dtype)
+            return ModelWeightParameter(data=data, input_dim=1, output_dim=2, weight_loader=loader)
+
+        def scales(*shape: int) -> PerTensorScaleParameter:
+            data = torch.full(shape, NAN, dtype=torch.float32)
+            return PerTensorScaleParameter(data=data, weight_loader=loader)
+
+        for name, rows, columns in (
+            ("w13", 2 * width, hidden_size),
+            ("w2", hidden_size, width),
+        ):
+            layer.register_parameter(f"{name}_weight", matrix(rows, columns // 2, torch.uint8))
+            block_scale = matrix(rows, columns // BLOCK, torch.float8_e4m3fn)
+            block_scale.data.fill_(NAN)
+            layer.register_parameter(f"{name}_weight_scale", block_scale)
+        layer.register_parameter("w13_weight_scale_2", scales(num_experts, 2))
+        layer.register_parameter("w13_input_scale", scales(num_experts, 2))
+        layer.register_parameter("w2_weight_scale_2", scales(num_experts))
+        layer.register_parameter("w2_input_scale", scales(num_experts))
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace the packed parameters by the kernels' operands."""
+        names = [
+            f"{matrix}_{kind}"
+            for matrix in ("w13", "w2")
+            for kind in ("weight_scale", "weight_scale_2", "input_scale")
+        ]
+        _check_loaded(self.name, layer, *names)
+        width = layer.w13_weight.shape[1] // 2
+        hidden = layer.w2_weight.shape[1]
+        layer.operand13 = self.kernels.prepare(
+            PackedWeight(
+                layer.w13_weight.data,
+                layer.w13_weight_scale.data,
+                layer.w13_weight_scale_2.data.repeat_interleave(width, dim=1),
+                _static_input_scale(layer.w13_input_scale.data),
+            )
+        )
+        layer.operand2 = self.kernels.prepare(
+            PackedWeight(
+                layer.w2_weight.data,
+                layer.w2_weight_scale.data,
+                layer.w2_weight_scale_2.data.unsqueeze(1).expand(-1, hidden),
+                _static_input_scale(layer.w2_input_scale.data),
+            )
+        )
+        _free(layer, "w13_weight", "w2_weight", *names)
+
+
+class PlainExpertsMethod(AssayExpertsMethod):
+    """Experts in bf16, with the SwiGLU clamp that vLLM's own CPU experts leave out."""
+
+    def __init__(self, kernels: KernelSet, name: str, moe: FusedMoEConfig, storage: str) -> None:
+        super().__init__(kernels, name, moe)
+        self.storage = f"plain {storage}"
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """w13 [E, 2I, H] with rows gate | up, w2 [E, H, I]."""
+        width = intermediate_size_per_partition
+        for name, rows, columns in (
+            ("w13_weight", 2 * width, hidden_size),
+            ("w2_weight", hidden_size, width),
+        ):
+            data = torch.zeros(num_experts, rows, columns, dtype=params_dtype)
+            parameter = nn.Parameter(data, requires_grad=False)
+            set_weight_attrs(parameter, extra_weight_attrs)
+            layer.register_parameter(name, parameter)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace the parameters by the kernels' operands."""
+        layer.operand13 = self.kernels.prepare_plain(layer.w13_weight.data)
+        layer.operand2 = self.kernels.prepare_plain(layer.w2_weight.data)
+        _free(layer, "w13_weight", "w2_weight")

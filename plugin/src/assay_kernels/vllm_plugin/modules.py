@@ -1,0 +1,41 @@
+"""Which of the checkpoint's matrices make up a vLLM module, and what kind of layer it is.
+
+vLLM fuses matrices that read the same input; the checkpoint keeps them apart. Names on the
+checkpoint's side are DeepSeek's (``assay_kernels.checkpoint.names``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal["routed", "shared", "attention", "wo_a", "compressor", "indexer"]
+
+# vLLM's fused module -> the matrices it stacks, in row order.
+_PARTITIONS = {
+    "fused_wqa_wkv": ("wq_a", "wkv"),
+    "fused_wkv_wgate": ("wkv", "wgate"),
+    "gate_up_proj": ("w1", "w3"),
+    "down_proj": ("w2",),
+}
+
+
+def partitions(prefix: str) -> list[str]:
+    """Checkpoint modules behind a vLLM prefix, e.g. ``model.layers.0.attn.fused_wqa_wkv``."""
+    name = prefix.removeprefix("model.")
+    parent, _, leaf = name.rpartition(".")
+    return [f"{parent}.{part}" for part in _PARTITIONS.get(leaf, (leaf,))]
+
+
+def kind(prefix: str) -> Kind:
+    """Kind of layer, as the summary and the metrics count them."""
+    if ".ffn.experts" in prefix:
+        return "routed"
+    if ".shared_experts." in prefix:
+        return "shared"
+    if ".compressor." in prefix:
+        return "compressor"
+    if ".indexer." in prefix:
+        return "indexer"
+    if prefix.endswith(".wo_a"):
+        return "wo_a"
+    return "attention"

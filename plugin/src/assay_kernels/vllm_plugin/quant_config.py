@@ -1,0 +1,142 @@
+"""The quantisation config that serves DeepSeek V4 in NVFP4, whatever dialect stores it.
+
+What a module is stored as is read from the checkpoint's own headers, not from lists in
+``config.json``: those name modules differently in each dialect, and a module that such a list
+forgets would be built for the wrong storage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
+
+from assay_kernels.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Dialect,
+    Precision,
+    declared_dialect,
+    open_checkpoint,
+)
+from assay_kernels.kernels.interface import KernelSet
+from assay_kernels.vllm_plugin import modules
+from assay_kernels.vllm_plugin.layers import (
+    AssayModelOptNvFp4ExpertsMethod,
+    NvFp4LinearMethod,
+    PlainExpertsMethod,
+    PlainLinearMethod,
+)
+from assay_kernels.vllm_plugin.loading import checkpoint_directory
+
+NAME = "assay"
+
+
+@register_quantization_config(NAME)
+class AssayConfig(QuantizationConfig):
+    """Chooses a method for each layer by what the checkpoint stores for it."""
+
+    def __init__(self, kernels: KernelSet | None = None) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self._checkpoint: Checkpoint | None = None
+
+    @classmethod
+    def get_name(cls) -> str:
+        """Name under which vLLM knows this config."""
+        return NAME
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        """Activations are bf16."""
+        return [torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Hopper (9.0) where there is a GPU; a CPU is not asked."""
+        return 90
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """Nothing beside ``config.json``."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> AssayConfig:
+        """The dict is only used to recognise the checkpoint; headers say the rest."""
+        return cls()
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Claim DeepSeek V4 checkpoints in a dialect of NVFP4 that we serve."""
+        if getattr(hf_config, "model_type", None) != "deepseek_v4":
+            return None
+        served = (Dialect.A, Dialect.B, Dialect.C)
+        return NAME if declared_dialect(hf_quant_cfg) in served else None
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The kernel set of this process, made on first use."""
+        if self._kernels is None:
+            from assay_kernels.kernels.cpu.nvfp4 import CpuKernels
+            from assay_kernels.vllm_plugin.settings import arithmetic
+
+            self._kernels = CpuKernels(arithmetic())
+        return self._kernels
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Headers of the checkpoint being served, validated against its config."""
+        if self._checkpoint is None:
+            directory = checkpoint_directory(get_current_vllm_config().model_config)
+            self._checkpoint = open_checkpoint(directory)
+        return self._checkpoint
+
+    def _storage(self, prefix: str) -> Precision:
+        """Storage shared by the partitions of a fused module."""
+        stored = {
+            name: self.checkpoint.modules()[name].precision for name in modules.partitions(prefix)
+        }
+        if len(set(stored.values())) != 1:
+            listed = ", ".join(f"{name}: {what}" for name, what in stored.items())
+            raise CheckpointError(
+                self.checkpoint.directory.name,
+                next(iter(stored)),
+                f"matrices that vLLM fuses must be stored alike, got {listed}",
+            )
+        return next(iter(stored.values()))
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """Our method for every linear layer and every routed layer of the model."""
+        if isinstance(layer, RoutedExperts):
+            return self._experts_method(layer, prefix)
+        if isinstance(layer, LinearBase) and not prefix.endswith((".weights_proj", ".gate")):
+            return self._linear_method(prefix)
+        return None
+
+    def _linear_method(self, prefix: str) -> QuantizeMethodBase:
+        kind = modules.kind(prefix)
+        # The softmax over the compressor's gates follows at once: it takes fp32.
+        out_dtype = torch.float32 if kind == "compressor" else torch.bfloat16
+        storage = self._storage(prefix)
+        if storage is Precision.NVFP4:
+            return NvFp4LinearMethod(self.kernels, prefix, out_dtype)
+        return PlainLinearMethod(self.kernels, prefix, out_dtype, storage)
+
+    def _experts_method(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
+        layer_name = prefix.removeprefix("model.").partition(".ffn.")[0]
+        storage = self._storage(f"{layer_name}.ffn.experts.0.w1")
+        if storage is Precision.NVFP4:
+            return AssayModelOptNvFp4ExpertsMethod(self.kernels, prefix, layer.moe_config)
+        return PlainExpertsMethod(self.kernels, prefix, layer.moe_config, storage)
