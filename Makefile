@@ -56,8 +56,8 @@ bench: env ## tokens/s of the NVFP4 miniature beside its bf16 original, at concu
 	@$(BIN)/python plugin/benchmarks/throughput.py $(ARGS)
 
 .PHONY: battery
-battery: env ## ask the miniature its battery of questions
-	@$(BIN)/python models/miniature/battery.py $(ARGS)
+battery: env ## ask a server that `make serve` started the miniature's battery of questions
+	@$(BIN)/python models/miniature/battery.py run --url http://$(HOST):$(PORT) $(ARGS)
 
 .PHONY: env
 env: ## .venv from the pinned, hashed locks; returns at once when it is up to date (WHEELHOUSE=, PYTHON=)

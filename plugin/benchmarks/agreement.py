@@ -1,15 +1,17 @@
-"""How far vLLM with the plugin is from transformers in fp32 on the dequantised weights, and whether that is as near as
-the unquantised model gets through the same vLLM.
+"""How far vLLM with the plugin is from transformers in fp32 on the dequantised weights, and whether
+that is as near as the unquantised model gets through the same vLLM.
 
-Every dialect, and the unquantised control, is scored teacher-forced on the same texts, once as prompts (prefill) and
-once, for the last tokens of some texts, one token at a time (decode: the sampler is made to emit the text). At every
-position the whole next-token distribution of vLLM is held against that of the reference:
+Every dialect, and the unquantised control, is scored teacher-forced on the same texts, once as
+prompts (prefill) and once, for the last tokens of some texts, one token at a time (decode: the
+sampler is made to emit the text). At every position the whole next-token distribution of vLLM is
+held against that of the reference:
 
     KL(reference || vllm), in nats, and whether both have the same most likely token.
 
-vLLM's distance is not zero even for bf16 weights: activations are bf16 and the KV cache is fp8. So the bound is set by
-the control, which is the bf16 checkpoint derived from the same weights, against transformers in fp32 on *those* weights:
-mean KL at most 1.2 times the control's, top-1 agreement at most half a point below it.
+vLLM's distance is not zero even for bf16 weights: activations are bf16 and the KV cache is fp8. So
+the bound is set by the control, which is the bf16 checkpoint derived from the same weights, against
+transformers in fp32 on *those* weights: mean KL at most 1.2 times the control's, top-1 agreement at
+most half a point below it.
 
 Exit code: 0 every dialect is within bounds, 1 one is not, 2 it could not be measured.
 """
@@ -24,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +55,7 @@ DECODE_EVERY = 4
 WORKER_TIMEOUT_S = 900.0
 
 
-class CannotMeasure(Exception):
+class CannotMeasureError(Exception):
     """Something that the measurement needs is missing or broken; exit code 2."""
 
 
@@ -78,7 +81,7 @@ class Score:
     top1: float
     decode_positions: int
     decode_mean_kl: float
-    seconds: float
+    seconds: float = 0.0
 
     def passes(self, control: Score) -> bool:
         return (
@@ -107,8 +110,8 @@ def kl_and_top1(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Per position, KL(reference || served) in nats and whether the most likely token is the same.
 
-    Both (positions, vocabulary) natural log-probabilities. A served value that is not finite where the reference
-    gives probability makes the position's KL infinite: garbage must not average away.
+    Both (positions, vocabulary) natural log-probabilities. A served value that is not finite where
+    the reference gives probability makes the position's KL infinite: garbage must not average away.
     """
     assert reference.shape == served.shape, (reference.shape, served.shape)
     p = reference.astype(np.float64)
@@ -120,14 +123,15 @@ def kl_and_top1(
     return np.maximum(kl, 0.0), p.argmax(-1) == q.argmax(-1)
 
 
-# --- the served side: one process per checkpoint ---------------------------------------------------------------
+# --- the served side: one process per checkpoint --------------------------------------------------
 
 
 def served_distributions(checkpoint: Path, profile: Path, texts: list[Text], out: Path) -> None:
     """Write vLLM's log-probabilities of each text to `out/prefill-I.npy` and `out/decode-I.npy`.
 
-    vLLM sends a request's full-vocabulary log-probabilities to its front end as tensors and turns them there into
-    one Python object per token: gigabytes for a text of 3,000 tokens. They are taken as tensors instead, right before.
+    vLLM sends a request's full-vocabulary log-probabilities to its front end as tensors and turns
+    them there into one Python object per token: gigabytes for a text of 3,000 tokens. They are
+    taken as tensors instead, right before.
     """
     import torch
     from vllm import SamplingParams
@@ -135,7 +139,8 @@ def served_distributions(checkpoint: Path, profile: Path, texts: list[Text], out
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
     class Forced(AdapterLogitsProcessor):
-        """Makes the sampler emit a given text; log-probabilities are taken before it acts (raw_logprobs)."""
+        """Makes the sampler emit a given text; log-probabilities are taken before it acts
+        (raw_logprobs)."""
 
         def is_argmax_invariant(self) -> bool:
             return False
@@ -156,7 +161,8 @@ def served_distributions(checkpoint: Path, profile: Path, texts: list[Text], out
     captured: list[torch.Tensor] = []
 
     def dense(token_ids: Any, logprobs: Any) -> torch.Tensor:
-        """(n, 1 + V) ids and values, the first column repeating one of the others -> (n, V) by token id."""
+        """(n, 1 + V) ids and values, the first column repeating one of the others -> (n, V) by
+        token id."""
         ids = torch.as_tensor(token_ids).long()
         values = torch.as_tensor(logprobs).float()
         rows = torch.full((values.shape[0], values.shape[1] - 1), float("nan"))
@@ -214,18 +220,20 @@ def run_worker(checkpoint: Path, profile: Path, texts: list[Text], mode: str, ou
                 timeout=WORKER_TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise CannotMeasure(f"vLLM took more than {WORKER_TIMEOUT_S:.0f} s") from None
+            raise CannotMeasureError(f"vLLM took more than {WORKER_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-        raise CannotMeasure(f"vLLM on {checkpoint.name} exited {done.returncode}:\n{tail}")
+        raise CannotMeasureError(f"vLLM on {checkpoint.name} exited {done.returncode}:\n{tail}")
 
 
-# --- the reference side ------------------------------------------------------------------------------------------
+# --- the reference side ---------------------------------------------------------------------------
 
 
 def reference_distributions(checkpoint: Path, texts: list[Text]) -> Iterator[NDArray[np.float32]]:
-    """transformers' fp32 log-probabilities (tokens, vocabulary) of each text, on the dequantised weights."""
+    """transformers' fp32 log-probabilities (tokens, vocabulary) of each text, on the dequantised
+    weights."""
     import torch
+
     from assay_kernels.checkpoint.hf import load_transformers_model
 
     model = load_transformers_model(checkpoint, torch.float32).eval()
@@ -235,7 +243,7 @@ def reference_distributions(checkpoint: Path, texts: list[Text]) -> Iterator[NDA
             yield logits.log_softmax(-1).numpy()
 
 
-def score(dialect: str, checkpoint: Path, texts: list[Text], served: Path, seconds: float) -> Score:
+def score(dialect: str, checkpoint: Path, texts: list[Text], served: Path) -> Score:
     """Hold what `run_worker` wrote against the reference."""
     kls, same, decode_kls = [], [], []
     for i, (text, reference) in enumerate(
@@ -257,16 +265,17 @@ def score(dialect: str, checkpoint: Path, texts: list[Text], served: Path, secon
         dialect=dialect, positions=len(kl), mean_kl=float(kl.mean()),
         p99_kl=float(np.quantile(kl, 0.99, method="higher")), max_kl=float(kl.max()),
         top1=float(top.mean()), decode_positions=len(decode),
-        decode_mean_kl=float(decode.mean()) if len(decode) else float("nan"), seconds=seconds,
+        decode_mean_kl=float(decode.mean()) if len(decode) else float("nan"),
     )  # fmt: skip
 
 
-# --- texts -------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def read_texts(checkpoint: Path, seed: int, positions: int) -> list[Text]:
-    """Conversations with their answers, drawn anew by the miniature's own generator, wordings that training never saw
-    included; the first one is longer than LONG_PROMPT tokens. At least `positions` tokens in all."""
+    """Conversations with their answers, drawn anew by the miniature's own generator, wordings that
+    training never saw included; the first one is longer than LONG_PROMPT tokens. At least
+    `positions` tokens in all."""
     from tokenizers import Tokenizer
 
     sys.path.insert(0, str(REPO / "models"))
@@ -285,7 +294,10 @@ def read_texts(checkpoint: Path, seed: int, positions: int) -> list[Text]:
     while len(ids_of(long)) < LONG_PROMPT:
         sentences += 10
         long = generate.haystack(rng, sentences=sentences, needles=12, early=True)
-    drawn = [(long.category, ids_of(long)[:MAX_TOKENS]), ("story", ids_of(generate.long_story(rng)))]
+    drawn = [
+        (long.category, ids_of(long)[:MAX_TOKENS]),
+        ("story", ids_of(generate.long_story(rng))),
+    ]
     while sum(len(ids) for _, ids in drawn) < positions:
         maker = rng.choice([m for m, _ in generate.SHORT_MIX])
         sample = maker(rng, bool(len(drawn) % 2))
@@ -293,7 +305,7 @@ def read_texts(checkpoint: Path, seed: int, positions: int) -> list[Text]:
     return mark_decoded([(kind, ids[:MAX_TOKENS]) for kind, ids in drawn])
 
 
-# --- the command -------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def measure(
@@ -312,9 +324,8 @@ def measure(
             derive(source, checkpoint, Dialect(dialect))
         served = work / f"served-{dialect}"
         run_worker(checkpoint, profile, texts, mode, served)
-        scores[dialect] = score(
-            dialect, checkpoint, texts, served, seconds=time.monotonic() - started
-        )
+        found = score(dialect, checkpoint, texts, served)
+        scores[dialect] = replace(found, seconds=time.monotonic() - started)
         for part in served.glob("*.npy"):
             part.unlink()
     return scores
@@ -333,7 +344,8 @@ def table(scores: dict[str, Score], judged: bool) -> str:
         if s is not control:
             verdict = ("pass" if s.passes(control) else "FAIL") if judged else "no bound"
         lines.append(
-            f"{s.dialect:>7}  {s.positions:9d}  {s.mean_kl:9.6f}  {s.p99_kl:9.5f}  {s.max_kl:9.4f}  "
+            f"{s.dialect:>7}  {s.positions:9d}  {s.mean_kl:9.6f}  {s.p99_kl:9.5f}  "
+            f"{s.max_kl:9.4f}  "
             f"{100 * s.top1:7.2f}  {s.decode_mean_kl:9.6f}  {s.mean_kl / control.mean_kl:8.3f}  "
             f"{s.seconds:4.0f}  {verdict}"
         )
@@ -345,7 +357,9 @@ def main(argv: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="dialect-B checkpoint")
-    parser.add_argument("--dialects", default=",".join(DIALECTS), help="of A, B, C; comma separated")
+    parser.add_argument(
+        "--dialects", default=",".join(DIALECTS), help="of A, B, C; comma separated"
+    )
     parser.add_argument("--mode", choices=MODES, default="w4a16", help="arithmetic of the plugin")
     parser.add_argument("--seed", type=int, default=20260, help="texts: another seed, other texts")
     parser.add_argument("--positions", type=int, default=6000, help="tokens of text, at least")
@@ -367,14 +381,23 @@ def main(argv: list[str]) -> int:
         parser.error(f"--positions: at least {MIN_POSITIONS}")
     try:
         if not (options.checkpoint / "config.json").is_file():
-            raise CannotMeasure(f"{options.checkpoint}: no config.json there")
+            raise CannotMeasureError(f"{options.checkpoint}: no config.json there")
         texts = read_texts(options.checkpoint, options.seed, options.positions)
         with tempfile.TemporaryDirectory(prefix="assay-agreement-") as work:
             scores = measure(
-                options.checkpoint, [CONTROL, *dialects], options.mode, texts, Path(work), options.profile
+                options.checkpoint,
+                [CONTROL, *dialects],
+                options.mode,
+                texts,
+                Path(work),
+                options.profile,
             )
-    except (CannotMeasure, OSError) as error:
+    except CannotMeasureError as error:
         print(f"agreement: could not measure: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # 1 is kept for what was measured and found wanting
+        print("agreement: could not measure:", file=sys.stderr)
+        traceback.print_exc()
         return 2
     control = scores[CONTROL]
     judged = options.mode != "w4a4"

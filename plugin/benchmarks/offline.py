@@ -23,7 +23,8 @@ SERVER_ONLY = {"reasoning_parser", "reasoning_parser_plugin"}
 
 
 def engine_arguments(profile: Path) -> dict[str, Any]:
-    """What a `vllm serve --config` file says about the engine; what it says about the server is left out."""
+    """What a `vllm serve --config` file says about the engine; what it says about the server is
+    left out."""
     import yaml
     from vllm.engine.arg_utils import EngineArgs
 
@@ -34,7 +35,8 @@ def engine_arguments(profile: Path) -> dict[str, Any]:
 
 
 def start_engine(checkpoint: Path, profile: Path = PROFILE, **overrides: Any) -> LLM:
-    """An engine in this very process (so that what a test replaces here is replaced in the model too).
+    """An engine in this very process (so that what a test replaces here is replaced in the model
+    too).
 
     Prompts are token ids; no tokenizer is loaded.
     """

@@ -1,14 +1,18 @@
-"""Output tokens/s of the NVFP4 checkpoint against the bf16 model derived from it, at several concurrencies.
+"""Output tokens/s of the NVFP4 checkpoint against the bf16 model derived from it, at several
+concurrencies.
 
-Both run on the same vLLM with the same plugin and profile, each in an engine process that stays up for the whole run.
-Only one of the two works at a time, and they take turns (A B B A A B ..), so that a machine that slows down or speeds up
-does it to both; the ratio of a pair of neighbouring runs is what is kept, and its median over the repetitions judged.
+Both run on the same vLLM with the same plugin and profile, each in an engine process that stays up
+for the whole run. Only one of the two works at a time, and they take turns (A B B A A B ..), so
+that a machine that slows down or speeds up does it to both; the ratio of a pair of neighbouring
+runs is what is kept, and its median over the repetitions judged.
 
-The engine is driven directly, not through HTTP: on a small machine the server, its JSON and the client share the cores
-with the model, and that cost, being the same for both, would only pull the ratio towards 1.
+The engine is driven directly, not through HTTP: on a small machine the server, its JSON and the
+client share the cores with the model, and that cost, being the same for both, would only pull the
+ratio towards 1.
 
-A run sends `concurrency` prompts at once and lets each produce the same number of tokens, end-of-sequence ignored;
-prefill is in the time. Prompts rotate, so no run repeats one that is in the prefix cache.
+A run sends `concurrency` prompts at once and lets each produce the same number of tokens,
+end-of-sequence ignored; prefill is in the time. Prompts rotate, so no run repeats one that is in
+the prefix cache.
 
 Exit code: 0 every ratio is at least the bound, 1 one is not, 2 it could not be measured.
 """
@@ -26,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -43,15 +48,16 @@ FIRST_PLAIN_TOKEN = 64
 """Ids below this are special tokens in the miniature's vocabulary."""
 
 
-class CannotMeasure(Exception):
+class CannotMeasureError(Exception):
     """An engine did not start, died or did not answer; exit code 2."""
 
 
-# --- the engine process: one JSON line in, one out ---------------------------------------------------------------
+# --- the engine process: one JSON line in, one out ------------------------------------------------
 
 
 def serve_lines(checkpoint: Path, profile: Path) -> None:
-    """Answer each line {"prompts": [[id, ..], ..], "tokens": n} with {"seconds": s, "tokens": total}."""
+    """Answer each line {"prompts": [[id, ..], ..], "tokens": n} with {"seconds": s, "tokens":
+    total}."""
     # Whatever a library prints must not come between the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -92,7 +98,9 @@ class Engine:
         self._process.stdin.flush()
         answer = self._answer(RUN_TIMEOUT_S)
         if answer["tokens"] != tokens * len(prompts):
-            raise CannotMeasure(f"{self.name}: {answer['tokens']} tokens, not {tokens * len(prompts)}")
+            raise CannotMeasureError(
+                f"{self.name}: {answer['tokens']} tokens, not {tokens * len(prompts)}"
+            )
         return float(answer["tokens"] / answer["seconds"])
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
@@ -103,7 +111,7 @@ class Engine:
         stop.cancel()
         if not line:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
-            raise CannotMeasure(f"the {self.name} engine ended or was too slow:\n{tail}")
+            raise CannotMeasureError(f"the {self.name} engine ended or was too slow:\n{tail}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -119,7 +127,7 @@ class Engine:
             self._process.wait()
 
 
-# --- the measurement ---------------------------------------------------------------------------------------------
+# --- the measurement ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,8 @@ class Prompts:
 
 
 def measure(nvfp4: Engine, bf16: Engine, prompts: Prompts, repetitions: int) -> list[Row]:
-    """Interleaved repetitions over every concurrency; the first round of each engine is not counted."""
+    """Interleaved repetitions over every concurrency; the first round of each engine is not
+    counted."""
     speeds: dict[int, dict[str, list[float]]] = {
         c: {nvfp4.name: [], bf16.name: []} for c in CONCURRENCIES
     }
@@ -183,7 +192,8 @@ def measure(nvfp4: Engine, bf16: Engine, prompts: Prompts, repetitions: int) -> 
 
 def table(rows: list[Row]) -> str:
     lines = [
-        f"{'concurrency':>11}  {'NVFP4 tok/s':>11}  {'bf16 tok/s':>10}  {'ratio':>6}  {'lowest':>6}  "
+        f"{'concurrency':>11}  {'NVFP4 tok/s':>11}  {'bf16 tok/s':>10}  {'ratio':>6}  "
+        f"{'lowest':>6}  "
         f"{'highest':>7}  verdict"
     ]
     for r in rows:
@@ -228,21 +238,26 @@ def main(argv: list[str]) -> int:
         parser.error("--repetitions: at least 1")
     try:
         rows, vocabulary = run(options)
-    except (CannotMeasure, OSError) as error:
+    except CannotMeasureError as error:
         print(f"throughput: could not measure: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # 1 is kept for what was measured and found wanting
+        print("throughput: could not measure:", file=sys.stderr)
+        traceback.print_exc()
         return 2
     cores = len(os.sched_getaffinity(0))
     print(
-        f"{options.mode} on {processor()}, {cores} cores: {PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens, "
-        f"{options.repetitions} interleaved repetitions, medians"
+        f"{options.mode} on {processor()}, {cores} cores: {PROMPT_TOKENS} prompt and "
+        f"{OUTPUT_TOKENS} output tokens, {options.repetitions} interleaved repetitions, medians"
     )
     print(table(rows))
     print("\n" + markdown(rows))
     passed = all(r.ratio >= MIN_RATIO for r in rows)
     figures = {
         "processor": processor(), "cores": cores, "mode": options.mode, "vocabulary": vocabulary,
-        "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS, "repetitions": options.repetitions,
-        "min_ratio": MIN_RATIO, "passed": passed, "rows": [asdict(r) | {"ratio": r.ratio} for r in rows],
+        "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS,
+        "repetitions": options.repetitions, "min_ratio": MIN_RATIO, "passed": passed,
+        "rows": [asdict(r) | {"ratio": r.ratio} for r in rows],
     }  # fmt: skip
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -250,15 +265,18 @@ def main(argv: list[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> tuple[list[Row], int]:
-    """Start both engines on the checkpoint and on the bf16 one derived from it, measure, stop them."""
+    """Start an engine on the checkpoint and one on the bf16 derived from it; measure; stop both."""
     from assay_kernels.checkpoint import Dialect
     from assay_kernels.checkpoint.export import derive
 
     config = options.checkpoint / "config.json"
     if not config.is_file():
-        raise CannotMeasure(f"{options.checkpoint}: no config.json there")
+        raise CannotMeasureError(f"{options.checkpoint}: no config.json there")
     vocabulary = int(json.loads(config.read_text())["vocab_size"])
-    with tempfile.TemporaryDirectory(prefix="assay-throughput-") as work, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="assay-throughput-") as work,
+        contextlib.ExitStack() as stack,
+    ):
         plain = Path(work, "checkpoint-bf16")
         derive(options.checkpoint, plain, Dialect.BF16)
         engines = []

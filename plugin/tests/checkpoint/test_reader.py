@@ -277,6 +277,35 @@ def test_unusable_weight_global_scale_is_an_error(
     assert caught.value.tensor == name
 
 
+def test_dialect_c_may_be_mixed_and_carry_deepseek_names(
+    mutated: Mutated, exported: dict[Dialect, Path]
+) -> None:
+    """Dialect A's precisions in compressed-tensors' clothes: FP8 scales are `weight_scale`."""
+
+    def change(tensors: dict[str, Tensor], raw: dict[str, Any]) -> None:
+        for name in list(tensors):
+            module, _, parameter = name.rpartition(".")
+            if parameter == "scale":
+                tensors[f"{module}.weight_scale"] = tensors.pop(name).float()
+            elif parameter == "weight_scale_2":
+                tensors[f"{module}.weight_packed"] = tensors.pop(f"{module}.weight")
+                tensors[f"{module}.weight_global_scale"] = tensors.pop(name).reciprocal().reshape(1)
+            elif parameter == "input_scale":
+                tensors[f"{module}.input_global_scale"] = tensors.pop(name).reciprocal().reshape(1)
+        groups = {"a": {"format": "nvfp4-pack-quantized"}, "b": {"format": "float-quantized"}}
+        raw["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": groups,
+        }
+
+    mixed = open_checkpoint(mutated(Dialect.A, change))
+    assert mixed.dialect is Dialect.C
+    expected = dequantized_state_dict(exported[Dialect.A], torch.float32)
+    for name, value in dequantized_state_dict(mixed, torch.float32).items():
+        torch.testing.assert_close(value, expected[name], rtol=3e-7, atol=0)
+
+
 # ---- native checkpoints and MTP
 
 

@@ -1,7 +1,8 @@
 """What the plugin's own sources take from vLLM, read from their syntax trees.
 
-Four kinds of use: a name that is imported, an attribute of an imported module that is read, an attribute that is
-replaced (assignment or setattr), and a method that a subclass of a vLLM class overrides.
+Four kinds of use: a name that is imported, an attribute of an imported module that is read, an
+attribute that is replaced (by assignment, setattr or a helper called like it), and a method that a
+subclass of a vLLM class overrides.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from assay_kernels.vllm_plugin import hooks
 
-PLUGIN_PACKAGE = "assay_kernels.vllm_plugin"
+PLUGIN_PACKAGE = "assay_kernels"
 
 
 @dataclass(frozen=True, order=True)
@@ -36,7 +37,8 @@ def uses(plugin: Path, package: Path) -> set[Use]:
 
 
 def module_file(package: Path, module: str) -> str | None:
-    """File of a dotted module (`vllm.a.b`) relative to the package folder, None when it is no module."""
+    """File of a dotted module (`vllm.a.b`) relative to the package folder, None when it is no
+    module."""
     parts = module.split(".")[1:]
     candidates = [Path(*parts, "__init__.py")]
     if parts:
@@ -96,15 +98,22 @@ class _Source:
                 file, name = self.vllm.get(node.value.id, ("", ""))
                 if file and (not name or isinstance(node.ctx, ast.Store)):
                     yield self._use(file, f"{name}.{node.attr}".lstrip("."), node)
-            elif isinstance(node, ast.Call) and len(node.args) == 3 and _is_name(node.func, "setattr"):
-                owner, attribute = node.args[:2]
-                if isinstance(owner, ast.Name) and owner.id in self.vllm:
-                    file, name = self.vllm[owner.id]
-                    known = isinstance(attribute, ast.Constant)
-                    assert known, f"{self.where}:{node.lineno}: setattr on vLLM wants a literal name"
-                    yield self._use(file, f"{name}.{attribute.value}".lstrip("."), node)  # type: ignore[attr-defined]
+            elif isinstance(node, ast.Call) and len(node.args) >= 2:
+                yield from self._named_attribute(node)
             elif isinstance(node, ast.ClassDef):
                 yield from self._overrides(node)
+
+    def _named_attribute(self, node: ast.Call) -> Iterator[Use]:
+        """`setattr(thing, "name", ..)` and every helper that is called the same way."""
+        owner, attribute = node.args[:2]
+        if (
+            isinstance(owner, ast.Name)
+            and owner.id in self.vllm
+            and isinstance(attribute, ast.Constant)
+        ):
+            file, name = self.vllm[owner.id]
+            if isinstance(attribute.value, str):
+                yield self._use(file, f"{name}.{attribute.value}".lstrip("."), node)
 
     def _overrides(self, node: ast.ClassDef) -> Iterator[Use]:
         for file, cls in self.vllm_bases(node):
@@ -115,7 +124,8 @@ class _Source:
                         yield self._use(*origin, statement)
 
     def vllm_bases(self, node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-        """(file, class) of vLLM's classes that `node` derives from, classes of the plugin in between followed."""
+        """(file, class) of vLLM's classes that `node` derives from, classes of the plugin in
+        between followed."""
         for base in node.bases:
             if isinstance(base, ast.Name):
                 if base.id in self.vllm:
@@ -137,14 +147,16 @@ class _Source:
 
 
 def defined_in(package: Path, file: str, cls: str, method: str) -> tuple[str, str] | None:
-    """(file, Class.method) where the class or the first of its bases that has it defines `method`."""
-    tree = ast.parse((package / file).read_text(encoding="utf-8"))
+    """(file, Class.method) where the class, or the first of its bases to do so, defines it."""
+    tree = hooks.parse(package / file)
     node = hooks.find(tree, cls)
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         if node.level:
             parts = ["vllm", *Path(file).parent.parts]
-            module = ".".join([*parts[: len(parts) - node.level + 1], *([module] if module else [])])
+            module = ".".join(
+                [*parts[: len(parts) - node.level + 1], *([module] if module else [])]
+            )
         origin = next((a.name for a in node.names if (a.asname or a.name) == cls), cls)
         source = module_file(package, module)
         return None if source is None else defined_in(package, source, origin, method)
@@ -158,7 +170,3 @@ def defined_in(package: Path, file: str, cls: str, method: str) -> tuple[str, st
             if found is not None:
                 return found
     return None
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

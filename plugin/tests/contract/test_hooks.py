@@ -1,24 +1,26 @@
-"""vLLM still has, in both versions that we target, every place where the plugin touches it, as it was when the plugin
-was written; and the table of those places leaves none out."""
+"""vLLM still has, in both versions that we target, every place where the plugin touches it, as it
+was when the plugin was written; and the table of those places leaves none out."""
 
 import ast
 import textwrap
 from pathlib import Path
 
 import pytest
+
 from assay_kernels.vllm_plugin import hooks
-from assay_kernels.vllm_plugin.hooks import BOTH, HOOKS, Hook
+from assay_kernels.vllm_plugin.hooks import BOTH, Hook
 
 from .plugin_uses import uses
-from .vllm_source import Unavailable, archive_url, package_folder
+from .vllm_source import UnavailableError, archive_url, package_folder
 
-PLUGIN = Path(hooks.__file__).parent
+HOOKS = hooks.read_table()
+PLUGIN = Path(hooks.__file__).parents[1]
 
 
 def sources(version: str) -> Path:
     try:
         return package_folder(version)
-    except Unavailable as reason:
+    except UnavailableError as reason:
         pytest.skip(f"sources of vllm {version}: {reason}")
 
 
@@ -37,7 +39,33 @@ def test_the_table_covers_everything_that_the_plugin_takes_from_vllm(version: st
         for use in sorted(uses(PLUGIN, sources(version)))
         if use.name and (use.file, use.name) not in covered
     ]
-    assert not missing, "not in assay_kernels.vllm_plugin.hooks.HOOKS:\n" + "\n".join(missing)
+    assert not missing, "not in assay_kernels/vllm_plugin/hooks.toml:\n" + "\n".join(missing)
+
+
+def operator_schemas() -> dict[str, str]:
+    """The schemas of the CPU operators that the plugin supplies, without importing it."""
+    tree = hooks.parse(PLUGIN / "vllm_plugin" / "standins.py")
+    node = hooks.find(tree, "SCHEMAS")
+    assert isinstance(node, ast.Assign)
+    schemas: dict[str, str] = ast.literal_eval(node.value)
+    return schemas
+
+
+@pytest.mark.parametrize("version", BOTH)
+def test_cpu_operators_are_called_with_the_arguments_that_our_schemas_have(version: str) -> None:
+    """vLLM's wrappers pass arguments by position: their number is all that the sources tell."""
+    schemas = operator_schemas()
+    taken = {name: {text[: text.index(") ->")].count(",") + 1} for name, text in schemas.items()}
+    given: dict[str, set[int]] = {name: set() for name in schemas}
+    for path in sources(version).rglob("*.py"):
+        if "torch.ops._C." not in path.read_text(encoding="utf-8"):
+            continue
+        for node in ast.walk(hooks.parse(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.ops._C."):
+                name = ast.unparse(node.func).rsplit(".", 1)[-1]
+                if name in given:
+                    given[name].add(len(node.args) + len(node.keywords))
+    assert given == taken
 
 
 def test_hooks_are_named_once() -> None:
@@ -69,8 +97,8 @@ def fake(tmp_path: Path) -> tuple[Path, Hook]:
     node = hooks.find(ast.parse(ORIGINAL), "Scheduler.build")
     assert node is not None
     hook = Hook(
-        "mod.py", "Scheduler.build", "method", "why",
-        parameters="num_tokens, *, late=...", bodies={"0.32.0": hooks.digest(node)},
+        "mod.py", "Scheduler.build", "function", "why",
+        parameters={"0.32.0": "num_tokens, *, late=..."}, bodies={"0.32.0": hooks.digest(node)},
     )  # fmt: skip
     return tmp_path, hook
 
@@ -87,11 +115,19 @@ def changed(folder: Path, before: str, after: str) -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("num_tokens: int, *", "num_tokens: int, extra: int, *", "takes (num_tokens, extra, *, late=...)"),
+        (
+            "num_tokens: int, *",
+            "num_tokens: int, extra: int, *",
+            "takes (num_tokens, extra, *, late=...)",
+        ),
         ("late: bool = False", "late: bool", "takes (num_tokens, *, late)"),
         ("num_tokens + 1", "num_tokens + 2", "its body changed"),
         ("def build", "def build_all", "the name is gone"),
-        ("class Scheduler", "class Planner", "the name is gone; same last part elsewhere in the file: Planner.build"),
+        (
+            "class Scheduler",
+            "class Planner",
+            "the name is gone; alike in this file: Planner.build",
+        ),
     ],
 )
 def test_a_moved_or_changed_hook_point_is_named(
@@ -130,8 +166,12 @@ def test_uses_are_found_in_every_form_that_python_has(tmp_path: Path) -> None:
     package = tmp_path / "vllm"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "base.py").write_text("class Base:\n    def step(self): ...\n    def other(self): ...\n")
-    (package / "mod.py").write_text("from vllm.base import Base\nclass Child(Base):\n    pass\nKERNEL = 1\n")
+    (package / "base.py").write_text(
+        "class Base:\n    def step(self): ...\n    def other(self): ...\n"
+    )
+    (package / "mod.py").write_text(
+        "from vllm.base import Base\nclass Child(Base):\n    pass\nKERNEL = 1\n"
+    )
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     (plugin / "a.py").write_text(
@@ -167,8 +207,14 @@ def test_uses_are_found_in_every_form_that_python_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content_type", "text"),
     [
-        ("application/vnd.pypi.simple.v1+json", '{"files": [{"url": "../../f/vllm-0.33.0.tar.gz"}]}'),
-        ("text/html", '<a href="x.whl">x</a> <a class="n" href="../../f/vllm-0.33.0.tar.gz#sha256=0">v</a>'),
+        (
+            "application/vnd.pypi.simple.v1+json",
+            '{"files": [{"url": "../../f/vllm-0.33.0.tar.gz"}]}',
+        ),
+        (
+            "text/html",
+            '<a href="x.whl">x</a> <a class="n" href="../../f/vllm-0.33.0.tar.gz#sha256=0">v</a>',
+        ),
     ],
 )
 def test_the_archive_is_found_on_both_kinds_of_index_page(content_type: str, text: str) -> None:

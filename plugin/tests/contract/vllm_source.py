@@ -1,7 +1,9 @@
-"""Sources of the vLLM versions that the plugin is written for, without installing or importing them.
+"""Sources of the vLLM versions that the plugin is written for, without installing or importing
+them.
 
-0.32.0 is the CPU build that is installed anyway. 0.33.0 is read from its source archive (47 MB; the wheel is seven
-times that) on whatever index pip is configured for, checked against the sha256 below and kept as `.cache/vllm-0.33.0/`.
+0.32.0 is the CPU build that is installed anyway. 0.33.0 is read from its source archive (47 MB; the
+wheel is seven times that) on whatever index pip is configured for, checked against the sha256 below
+and kept as `.cache/vllm-0.33.0/`.
 """
 
 import hashlib
@@ -19,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin, urlparse
 
 import requests
+
 from assay_kernels.vllm_plugin.hooks import CPU_VERSION, GPU_VERSION
 
 ARCHIVE = f"vllm-{GPU_VERSION}.tar.gz"
@@ -27,23 +30,23 @@ CACHE = Path(__file__).resolve().parents[3] / ".cache"
 TIMEOUT_S = 30.0
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """These sources cannot be had here; the message says what was tried."""
 
 
 def package_folder(version: str) -> Path:
-    """The `vllm` package folder of `version`; raises Unavailable."""
+    """The `vllm` package folder of `version`; raises UnavailableError."""
     return _installed() if version == CPU_VERSION else _downloaded()
 
 
 def _installed() -> Path:
     spec = importlib.util.find_spec("vllm")  # finds, does not import
     if spec is None or spec.origin is None:
-        raise Unavailable("vllm is not installed")
+        raise UnavailableError("vllm is not installed")
     package = Path(spec.origin).parent
     release = (package / "_version.py").read_text()
     if CPU_VERSION not in release:
-        raise Unavailable(f"the installed vllm is not {CPU_VERSION}")
+        raise UnavailableError(f"the installed vllm is not {CPU_VERSION}")
     return package
 
 
@@ -58,7 +61,7 @@ def _downloaded() -> Path:
         for url in _candidates(tried):
             try:
                 _fetch(url, archive)
-            except (OSError, requests.RequestException, Unavailable) as error:
+            except (OSError, requests.RequestException, UnavailableError) as error:
                 tried.append(f"{_shown(url)}: {error}")
                 continue
             with tarfile.open(archive) as tar:
@@ -68,7 +71,9 @@ def _downloaded() -> Path:
                 tar.extractall(scratch, members=wanted, filter="data")
             Path(scratch, f"vllm-{GPU_VERSION}").rename(target)  # whole or not at all
             return target / "vllm"
-    raise Unavailable(f"no {ARCHIVE} to be had: " + "; ".join(tried or ["no index configured"]))
+    raise UnavailableError(
+        f"no {ARCHIVE} to be had: " + "; ".join(tried or ["no index configured"])
+    )
 
 
 def _fetch(url: str, path: Path) -> None:
@@ -85,11 +90,12 @@ def _fetch(url: str, path: Path) -> None:
                     found.update(piece)
                     out.write(piece)
     if found.hexdigest() != ARCHIVE_SHA256:
-        raise Unavailable(f"sha256 is {found.hexdigest()}, not {ARCHIVE_SHA256}")
+        raise UnavailableError(f"sha256 is {found.hexdigest()}, not {ARCHIVE_SHA256}")
 
 
 def pip_setting(name: str) -> str:
-    """pip's own value of an option, from the environment or any of its configuration files; empty when unset."""
+    """pip's own value of an option, from the environment or any of its configuration files; empty
+    when unset."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -107,7 +113,8 @@ def _certificates() -> str | bool:
 
 
 def _candidates(tried: list[str]) -> Iterator[str]:
-    """URLs of the archive: pip's --find-links folders, then its indexes; what does not answer is noted in `tried`."""
+    """URLs of the archive: pip's --find-links folders, then its indexes; what does not answer is
+    noted in `tried`."""
     for folder in pip_setting("find-links").split():
         path = Path(urlparse(folder).path, ARCHIVE)
         if path.is_file():

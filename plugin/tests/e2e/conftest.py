@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not (CHECKPOINT / "config.json").is_file():
         pytest.fail(f"no checkpoint at {CHECKPOINT}")
-    with Server(tmp_path_factory.mktemp("server") / "server.log") as running:
+    with Server(tmp_path_factory.mktemp("server")) as running:
         yield running
 
 

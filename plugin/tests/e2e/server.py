@@ -1,4 +1,5 @@
-"""A real server as a user would start it, for tests: on a free port, in a process group of its own, stopped for sure."""
+"""A real server as a user would start it, for tests: on a free port, in a process group of its own,
+stopped for sure."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ import yaml
 
 REPO = Path(__file__).resolve().parents[3]
 PROFILE = REPO / "docker" / "profiles" / "miniature-cpu.yaml"
-CHECKPOINT = Path(os.environ.get("ASSAY_TEST_CHECKPOINT", REPO / "models" / "miniature" / "checkpoint"))
+CHECKPOINT = Path(
+    os.environ.get("ASSAY_TEST_CHECKPOINT", REPO / "models" / "miniature" / "checkpoint")
+)
 START_TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:
@@ -36,23 +39,29 @@ def served_name(profile: Path = PROFILE, checkpoint: Path = CHECKPOINT) -> str:
 
 
 class Server:
-    """`with Server(log) as server:` answers on `server.url` inside the block."""
+    """`with Server(folder) as server:` answers on `server.url` inside the block, started as `make
+    serve` does."""
 
     def __init__(
-        self, log: Path, *arguments: str, checkpoint: Path = CHECKPOINT, environment: dict[str, str] | None = None
+        self,
+        folder: Path,
+        *arguments: str,
+        checkpoint: Path = CHECKPOINT,
+        environment: dict[str, str] | None = None,
     ) -> None:
-        self.log = log
+        self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint),
-            "--config", str(PROFILE), "--host", "127.0.0.1", "--port", str(self.port), *arguments,
+            sys.executable, "-m", "assay_kernels.cli", "serve", str(checkpoint),
+            "--config", str(PROFILE), "--host", "127.0.0.1", "--port", str(self.port),
+            "--state-dir", str(folder / "state"), "--", *arguments,
         ]  # fmt: skip
         self.environment = os.environ | (environment or {})
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
-        with self.log.open("wb") as sink:
+        with (self.folder / "launcher.log").open("wb") as sink:
             self.process = subprocess.Popen(
                 self.command, stdout=sink, stderr=subprocess.STDOUT, env=self.environment,
                 start_new_session=True,
@@ -65,7 +74,10 @@ class Server:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -74,32 +86,35 @@ class Server:
             return str(answer.read().decode())
 
     def stop(self) -> int:
-        """Stop as Ctrl-C's SIGTERM would, then make sure that nothing of the group is left; the exit status."""
+        """Stop as Ctrl-C does; the exit status. The launcher leaves nothing running, or this kills
+        it and fails."""
         assert self.process is not None
         if self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(STOP_TIMEOUT_S)
+            return self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            pass
-        try:
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        return self.process.wait()
+            raise
 
-    def log_tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def logs(self, lines: int = 30) -> str:
+        """The ends of what the launcher and vLLM wrote."""
+        paths = [self.folder / "launcher.log", self.folder / "state" / "serve.log"]
+        return "\n".join(
+            f"--- {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-lines:])
+            for p in paths
+            if p.is_file()
+        )
 
     def _wait_until_ready(self) -> None:
         assert self.process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server exited {self.process.returncode}:\n{self.log_tail()}")
+                raise RuntimeError(f"the server exited {self.process.returncode}:\n{self.logs()}")
             try:
                 self.get("/v1/models")
                 return
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.5)
-        raise RuntimeError(f"no answer after {START_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
+        raise RuntimeError(f"no answer after {START_TIMEOUT_S:.0f} s:\n{self.logs()}")

@@ -91,10 +91,14 @@ def test_a_second_turn_sees_the_first(client: OpenAI, ask: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", ["auto", {"type": "function", "function": {"name": "get_weather"}}], ids=["auto", "forced"]
+    "choice",
+    ["auto", {"type": "function", "function": {"name": "get_weather"}}],
+    ids=["auto", "forced"],
 )
 def test_a_tool_is_called(ask: Any, choice: Any) -> None:
-    message = ask("What is the weather in Paris?", tools=[WEATHER], tool_choice=choice).choices[0].message
+    message = (
+        ask("What is the weather in Paris?", tools=[WEATHER], tool_choice=choice).choices[0].message
+    )
     (call,) = message.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
@@ -130,7 +134,10 @@ def test_a_json_schema_is_kept(ask: Any) -> None:
     }
     answer = ask(
         'Answer in JSON with the keys "country" and "capital": what is the capital of France?',
-        response_format={"type": "json_schema", "json_schema": {"name": "capital", "schema": schema}},
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "capital", "schema": schema},
+        },
     ).choices[0]
     assert answer.finish_reason == "stop"
     jsonschema.validate(json.loads(answer.message.content), schema)
@@ -192,8 +199,8 @@ def test_a_bad_parameter_is_refused(ask: Any) -> None:
 
 
 NEAR_TIE = 0.1
-"""Nats. Batched and single requests sum in different orders: with bf16 logits of about 10 (a step is 1/16), a token
-may be overtaken only by one that was this near."""
+"""Nats. Batched and single requests sum in different orders: with bf16 logits of about 10 (a step
+is 1/16), a token may be overtaken only by one that was this near."""
 
 
 def test_sixteen_streams_at_once_say_what_each_says_alone(ask: Any) -> None:
@@ -208,7 +215,9 @@ def test_sixteen_streams_at_once_say_what_each_says_alone(ask: Any) -> None:
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         together = list(pool.map(tokens, QUESTIONS))
     for question, one, many in zip(QUESTIONS, alone, together, strict=True):
-        differs = next((i for i, (a, b) in enumerate(zip(one, many, strict=False)) if a.token != b.token), None)
+        differs = next(
+            (i for i, (a, b) in enumerate(zip(one, many, strict=False)) if a.token != b.token), None
+        )
         if differs is None:
             assert len(one) == len(many), question
             continue
@@ -220,5 +229,8 @@ def test_sixteen_streams_at_once_say_what_each_says_alone(ask: Any) -> None:
 def test_the_server_shows_that_the_plugin_is_active(server: Server) -> None:
     metrics = server.get("/metrics")
     (info,) = [line for line in metrics.splitlines() if line.startswith("assay_info{")]
-    assert 'arithmetic="w4a16"' in info
-    assert any(line.startswith("assay_layers{") and not line.endswith(" 0.0") for line in metrics.splitlines())
+    assert 'mode="w4a16"' in info
+    assert any(
+        line.startswith("assay_layers{") and not line.endswith(" 0.0")
+        for line in metrics.splitlines()
+    )

@@ -1,9 +1,11 @@
-"""Prompts of every awkward length, cold and warm, against transformers in fp32 on the dequantised weights.
+"""Prompts of every awkward length, cold and warm, against transformers in fp32 on the dequantised
+weights.
 
-Lengths at the edges of what V4 counts in: its compression windows (4 and 128 tokens), its sliding window (128), the KV
-block (256), and 2,048 tokens (4 x index_topk), from where on the indexer chooses. Known failures of that kind: wrong
-digits at length = 3 mod 4 (vLLM issue 55927), NaN on the second request (sglang 25704), text that is right up to 1.7 k
-tokens and corrupt at 4 k (sglang 33397).
+Lengths at the edges of what V4 counts in: its compression windows (4 and 128 tokens), its sliding
+window (128), the KV block (256), and 2,048 tokens (4 x index_topk), from where on the indexer
+chooses. Known failures of that kind: wrong digits at length = 3 mod 4 (vLLM issue 55927), NaN on
+the second request (sglang 25704), text that is right up to 1.7 k tokens and corrupt at 4 k (sglang
+33397).
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import json
 import math
 import re
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +22,29 @@ from openai import OpenAI
 
 from .server import CHECKPOINT, Server
 
-LENGTHS = [*range(1, 10), 127, 128, 129, 130, 255, 256, 257, 511, 512, 513, 2047, 2048, 2049, 2050, 2600]
+LENGTHS = [
+    *range(1, 10),
+    127,
+    128,
+    129,
+    130,
+    255,
+    256,
+    257,
+    511,
+    512,
+    513,
+    2047,
+    2048,
+    2049,
+    2050,
+    2600,
+]
 GENERATED = 6
 LOGPROB_TOLERANCE = 0.35
-"""Nats, on the served model's most likely token. The KV cache is fp8 and activations are bf16: the unquantised model is
-as far off (`make agreement` prints its largest KL); a fault of the kinds above moves this by whole nats."""
+"""Nats, on the served model's most likely token. The KV cache is fp8 and activations are bf16: the
+unquantised model is as far off (`make agreement` prints its largest KL); a fault of the kinds above
+moves this by whole nats."""
 NEAR_TIE = 0.35
 """The reference's gap within which the served model may prefer its second choice."""
 
@@ -51,14 +70,15 @@ def text_ids(server: Server, model: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Any]:
+def reference() -> Any:
     from assay_kernels.checkpoint.hf import load_transformers_model
 
-    yield load_transformers_model(CHECKPOINT, torch.float32).eval()
+    return load_transformers_model(CHECKPOINT, torch.float32)
 
 
 def complete(client: OpenAI, model: str, ids: list[int], **parameters: Any) -> Any:
-    """Greedy continuation of token ids with the ids and the log-probabilities of what was generated."""
+    """Greedy continuation of token ids with the ids and the log-probabilities of what was
+    generated."""
     return client.completions.create(
         model=model, prompt=ids, max_tokens=GENERATED, temperature=0, logprobs=2,
         extra_body={"return_token_ids": True, "ignore_eos": True}, **parameters,
@@ -84,7 +104,9 @@ def test_a_prompt_of_any_length_is_continued_as_by_the_reference(
 
 
 def hits(server: Server) -> float:
-    found = re.search(r"^vllm:prefix_cache_hits_total\{.*\} ([\d.e+]+)$", server.get("/metrics"), re.MULTILINE)
+    found = re.search(
+        r"^vllm:prefix_cache_hits_total\{.*\} ([\d.e+]+)$", server.get("/metrics"), re.MULTILINE
+    )
     return float(found.group(1)) if found else 0.0
 
 
@@ -104,7 +126,9 @@ def test_a_prompt_in_the_prefix_cache_is_answered_like_a_new_one(
         assert abs(a - b) < LOGPROB_TOLERANCE
 
 
-def test_requests_after_the_first_are_as_good(client: OpenAI, model: str, text_ids: list[int]) -> None:
+def test_requests_after_the_first_are_as_good(
+    client: OpenAI, model: str, text_ids: list[int]
+) -> None:
     ids = text_ids[5:305]
     answers = [complete(client, model, ids).choices[0] for _ in range(3)]
     assert {tuple(a.model_extra["token_ids"]) for a in answers} == {

@@ -1,4 +1,5 @@
-"""Copies of a dialect-B checkpoint with one known fault each: what a wrong loader or exporter would have served."""
+"""Copies of a dialect-B checkpoint with one known fault each: what a wrong loader or exporter would
+have served."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from assay_kernels.checkpoint import parse_name
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from assay_kernels.checkpoint import parse_name
 
 Tensors = dict[tuple[str, str | None], Tensor]
 """(canonical name of the weight, parameter) -> stored tensor."""
@@ -53,7 +55,8 @@ def indexer(tensors: Tensors) -> None:
 
 
 def uninitialised(tensors: Tensors) -> None:
-    """Every block scale is whatever the memory held: random bytes, but no NaN (the plugin refuses those at once)."""
+    """Every block scale is whatever the memory held: random bytes, but no NaN (the plugin refuses
+    those at once)."""
     generator = torch.Generator().manual_seed(1)
     for tensor in _parameters(tensors, "weight_scale", torch.float8_e4m3fn):
         found = torch.randint(0, 127, tensor.shape, generator=generator, dtype=torch.uint8)
@@ -116,4 +119,6 @@ def _parameters(tensors: Tensors, parameter: str, dtype: torch.dtype) -> list[Te
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bytes(a.flatten().view(torch.uint8)) == bytes(b.flatten().view(torch.uint8))
+    return a.shape == b.shape and bytes(a.flatten().view(torch.uint8)) == bytes(
+        b.flatten().view(torch.uint8)
+    )

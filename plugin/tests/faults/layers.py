@@ -1,5 +1,5 @@
-"""vLLM's own layer classes around the plugin's methods, filled through vLLM's own weight loaders: the way that a
-checkpoint's bytes take to a kernel's output, without a model around it."""
+"""vLLM's own layer classes around the plugin's methods, filled through vLLM's own weight loaders:
+the way that a checkpoint's bytes take to a kernel's output, without a model around it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from assay_kernels.kernels.cpu.nvfp4 import Arithmetic, CpuKernels
-from assay_kernels.vllm_plugin.quant_config import AssayConfig
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+
+from assay_kernels.kernels.cpu.nvfp4 import Arithmetic, CpuKernels
+from assay_kernels.vllm_plugin.quant_config import AssayConfig
 
 from . import oracle
 
@@ -52,7 +53,8 @@ class Matrix:
 
     @classmethod
     def random(cls, rng: np.random.Generator, n: int, k: int, global_scale: float) -> Matrix:
-        """Random codes and random normal positive scales between 2^-2 and 2^2: nothing is symmetric, nothing is one."""
+        """Random codes and random normal positive scales between 2^-2 and 2^2: nothing is
+        symmetric, nothing is one."""
         codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
         scale = rng.integers(0x28, 0x48, (n, k // 16), dtype=np.uint8)
         return cls(codes, scale, global_scale)
@@ -68,7 +70,8 @@ class Matrix:
 
 
 def activation(rng: np.random.Generator, m: int, k: int = HIDDEN) -> Tensor:
-    """(m, k) bf16 that NVFP4 holds exactly, at INPUT_SCALE as at a scale per row: every mode must then give the same.
+    """(m, k) bf16 that NVFP4 holds exactly, at INPUT_SCALE as at a scale per row: every mode must
+    then give the same.
 
     Each block of 16 has E2M1 values with a 6 among them, times a power of two.
     """
@@ -79,9 +82,12 @@ def activation(rng: np.random.Generator, m: int, k: int = HIDDEN) -> Tensor:
 
 
 def linear(
-    prefix: str, partitions: Sequence[Matrix], arithmetic: Arithmetic = "w4a16", without: tuple[str, int] | None = None
+    prefix: str,
+    partitions: Sequence[Matrix],
+    arithmetic: Arithmetic = "w4a16",
+    without: tuple[str, int] | None = None,
 ) -> MergedColumnParallelLinear:
-    """A fused layer filled partition by partition; `without` leaves out one (parameter, partition)."""
+    """A fused layer, filled by partition; `without` leaves out one (parameter, partition)."""
     layer = MergedColumnParallelLinear(
         partitions[0].values.shape[1], [p.values.shape[0] for p in partitions], bias=False,
         return_bias=False, quant_config=quant_config(arithmetic), disable_tp=True,
@@ -101,13 +107,16 @@ Expert = dict[str, Matrix]
 
 
 def experts(
-    stack: Sequence[Expert], arithmetic: Arithmetic = "w4a16", without: tuple[str, str, int] | None = None
+    stack: Sequence[Expert],
+    arithmetic: Arithmetic = "w4a16",
+    without: tuple[str, str, int] | None = None,
 ) -> Any:
-    """Routed experts filled matrix by matrix; `without` leaves out one (matrix, parameter, expert)."""
+    """Routed experts, filled by matrix; `without` leaves out one (matrix, parameter, expert)."""
     width, hidden = stack[0]["w1"].values.shape
     layer = FusedMoEFactory(
         num_experts=len(stack), top_k=6, hidden_size=hidden, intermediate_size=width,
-        quant_config=quant_config(arithmetic), prefix=f"model.layers.1.{next(_numbers)}.ffn.experts",
+        quant_config=quant_config(arithmetic),
+        prefix=f"model.layers.{next(_numbers)}.ffn.experts",
         scoring_func="sqrtsoftplus", swiglu_limit=LIMIT, params_dtype=torch.bfloat16,
         router_logits_dtype=torch.float32,
     ).routed_experts  # fmt: skip
@@ -119,7 +128,12 @@ def experts(
                     full = f"{stem}_{name}"
                     parameter = getattr(layer, full)
                     loaded = parameter.weight_loader(
-                        parameter, tensor, full, shard_id=matrix, expert_id=index, return_success=True
+                        parameter,
+                        tensor,
+                        full,
+                        shard_id=matrix,
+                        expert_id=index,
+                        return_success=True,
                     )
                     assert loaded, (full, matrix, index)
     layer.quant_method.process_weights_after_loading(layer)

@@ -1,7 +1,8 @@
-"""NVFP4 decoded from its description alone, in numpy and fp64: what the product's own code is held against.
+"""NVFP4 decoded from its description alone, in numpy and fp64: what the product's own code is held
+against.
 
-Tables: OCP Microscaling Formats v1.0, table 5 (E2M1), and OCP 8-bit Floating Point v1.0, table 1 (E4M3).
-Nothing of `assay_kernels` is used here.
+Tables: OCP Microscaling Formats v1.0, table 5 (E2M1), and OCP 8-bit Floating Point v1.0, table 1
+(E4M3). Nothing of `assay_kernels` is used here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The known ways to serve garbage, one layer at a time, from a checkpoint's bytes to the kernel's output.
+"""The known ways to serve garbage, one layer at a time, from a checkpoint's bytes to the kernel's
+output.
 
-Every fault has two tests. The first one shows that the product's path is right, by the judge of contract 1 against an
-oracle that shares no code with it. The second one breaks the product's path in that very way and shows that the judge
-sees it: so the first cannot pass on a broken product.
+Every fault has two tests. The first one shows that the product's path is right, by the judge of
+contract 1 against an oracle that shares no code with it. The second one breaks the product's path
+in that very way and shows that the judge sees it: so the first cannot pass on a broken product.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from assay_kernels.kernels.cpu import nvfp4 as cpu
 from assay_kernels.kernels.cpu.nvfp4 import Arithmetic
 from assay_kernels.kernels.interface import PackedWeight
 from assay_kernels.numerics import Verdict, judge_bf16, judge_fp32
 from assay_kernels.vllm_plugin import layers as product
-from torch import Tensor
 
 from . import oracle
 from .layers import HIDDEN, LIMIT, Expert, Matrix, activation, experts, linear
@@ -30,7 +32,8 @@ MODES: tuple[Arithmetic, ...] = ("w4a16", "w4a4", "reference")
 ROWS = (1, 7, 64, 129)
 """What the self-check uses: one row, few, a full tile, a tile and one."""
 SMALL, LARGE = 2.0**-9, 2.0**-7
-"""Global scales of the two partitions of a pair: a factor of four, as between the miniature's w1 and w3."""
+"""Global scales of the two partitions of a pair: a factor of four, as between the miniature's w1
+and w3."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,7 @@ either_order = pytest.mark.parametrize(
 def fused_verdicts(pair: Pair, mode: Arithmetic, scales: tuple[float, float]) -> list[Verdict]:
     """The judge's words on a fused layer at every row count."""
     rng = np.random.default_rng(5)
-    parts = [
-        Matrix.random(rng, n, HIDDEN, s) for n, s in zip(pair.widths, scales, strict=True)
-    ]
+    parts = [Matrix.random(rng, n, HIDDEN, s) for n, s in zip(pair.widths, scales, strict=True)]
     layer = linear(pair.prefix, parts, mode)
     weight = torch.from_numpy(np.concatenate([p.values for p in parts]))
     out = []
@@ -126,7 +127,9 @@ def routed_verdicts(mode: Arithmetic) -> list[Verdict]:
         total = np.zeros((rows, HIDDEN))
         for r, (t, e) in enumerate(zip(groups.tokens, groups.experts, strict=True)):
             total[t] += float(groups.weights[r]) * (stack[e]["w2"].values @ h[r].double().numpy())
-        out.append(judge_bf16(kernels.grouped_l2(h, layer.operand2, groups), torch.from_numpy(total)))
+        out.append(
+            judge_bf16(kernels.grouped_l2(h, layer.operand2, groups), torch.from_numpy(total))
+        )
     return out
 
 
@@ -148,7 +151,7 @@ def assert_caught(verdicts: list[Verdict]) -> None:
     assert all(not v.passed and v.ratio > 3 for v in verdicts), "\n".join(map(str, verdicts))
 
 
-# --- one global scale for a fused pair ---------------------------------------------------------------------------
+# --- one global scale for a fused pair ------------------------------------------------------------
 
 
 @every_pair
@@ -217,7 +220,7 @@ def test_the_gates_global_scale_for_up_is_caught_in_routed_experts(
     assert_caught(first_layer)
 
 
-# --- nibbles, block scales, clamp --------------------------------------------------------------------------------
+# --- nibbles, block scales, clamp -----------------------------------------------------------------
 
 
 def swapped(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,13 +261,11 @@ def test_swapped_nibbles_and_lost_block_scales_are_caught(
 def test_a_dropped_clamp_is_caught(
     mode: Arithmetic, verdicts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        cpu, "_swiglu", lambda gate, up, limit: torch.nn.functional.silu(gate) * up
-    )
+    monkeypatch.setattr(cpu, "_swiglu", lambda gate, up, limit: torch.nn.functional.silu(gate) * up)
     assert_caught(verdicts(mode))
 
 
-# --- scales that never came --------------------------------------------------------------------------------------
+# --- scales that never came -----------------------------------------------------------------------
 
 SCALES = ("weight_scale", "weight_scale_2")
 every_scale = pytest.mark.parametrize("scale", SCALES)
@@ -309,7 +310,8 @@ def test_a_scale_that_was_never_loaded_stops_the_start_of_experts(matrix: str, s
 def test_without_the_nan_that_marks_it_a_missing_scale_would_start(
     scale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shows that the two tests above rest on the product's own marking (vLLM issues 45212 and 54189)."""
+    """Shows that the two tests above rest on the product's own marking (vLLM issues 45212 and
+    54189)."""
     monkeypatch.setattr(product, "NAN", 0.0)
     fused_without(scale, 1)
     experts_without("w3", scale)

@@ -1,8 +1,10 @@
-"""The known faults as a user would meet them: the whole model served by vLLM on a checkpoint that has one.
+"""The known faults as a user would meet them: the whole model served by vLLM on a checkpoint that
+has one.
 
-Each fault must show: the served model's mean KL to the healthy reference is at least ten times what the healthy
-checkpoint's is. So whatever watches the served model (the battery, the gate) has something to see; and a fault that ever
-stops showing, because a norm hides it or the miniature changed, fails here.
+Each fault must show: the served model's mean KL to the healthy reference is at least ten times what
+the healthy checkpoint's is. So whatever watches the served model (the battery, the gate) has
+something to see; and a fault that ever stops showing, because a norm hides it or the miniature
+changed, fails here.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import agreement  # noqa: E402
-from offline import CHECKPOINT, PROFILE  # noqa: E402
+import agreement
+from offline import CHECKPOINT, PROFILE
 
-from .faulty import FAULTS, make_faulty  # noqa: E402
+from .faulty import FAULTS, make_faulty
 
 VISIBLE = 10.0
 SEED = 4711
 """Not the default of `make agreement`: these are other texts."""
 INDEXED_FROM = 2048
-"""The indexer has a choice from 4 x index_topk tokens on; its fault is measured on what comes after."""
+"""The indexer has a choice from 4 x index_topk tokens on; its fault is measured on what comes
+after."""
 FAST = ("nibbles", "gate for up", "indexer")
 """In `make test`; the others in `make test-full`."""
 

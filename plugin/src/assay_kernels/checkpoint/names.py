@@ -139,24 +139,39 @@ def _find(path: str, table: dict[str, str]) -> tuple[str, str | None] | None:
     return None
 
 
+def _generalise(path: str) -> tuple[str, str]:
+    """(path with `*` for the expert's number, the number or "")."""
+    expert = _EXPERT.search(path)
+    if expert is None:
+        return path, ""
+    return f"{path[: expert.start(1)]}*{path[expert.end(1) :]}", expert.group(1)
+
+
 def parse_name(stored: str) -> tuple[str, str | None] | None:
     """Stored name in any scheme -> (entry, parameter), or None if it is no V4 tensor."""
     match = _IN_LAYER.fullmatch(stored)
     if match is None:
         return _find(stored, _TOP_TO_CANONICAL)
     group, layer, path = match.groups()
-    expert = _EXPERT.search(path)
     if "*" in path:
         return None
-    if expert is not None:
-        path = f"{path[: expert.start(1)]}*{path[expert.end(1) :]}"
-    found = _find(path, _LAYER_TO_CANONICAL if group == "layers" else _MTP_TO_CANONICAL)
+    general, expert = _generalise(path)
+    found = _find(general, _LAYER_TO_CANONICAL if group == "layers" else _MTP_TO_CANONICAL)
     if found is None:
         return None
     inner, parameter = found
-    if expert is not None:
-        inner = inner.replace("*", expert.group(1))
-    return f"{group}.{layer}.{inner}", parameter
+    return f"{group}.{layer}.{inner.replace('*', expert)}", parameter
+
+
+def _transformers_entry(entry: str) -> str:
+    match = _IN_LAYER.fullmatch(entry)
+    if match is None:
+        return _TOP[entry]
+    group, layer, path = match.groups()
+    if group == "mtp":
+        return entry
+    general, expert = _generalise(path)
+    return f"model.layers.{layer}.{_LAYER[general].replace('*', expert)}"
 
 
 def format_name(entry: str, parameter: str | None, scheme: Scheme) -> str:
@@ -164,20 +179,7 @@ def format_name(entry: str, parameter: str | None, scheme: Scheme) -> str:
 
     Raises KeyError for an entry that V4 does not have.
     """
-    name = entry
-    if scheme is Scheme.TRANSFORMERS and not entry.startswith("mtp."):
-        match = _IN_LAYER.fullmatch(entry)
-        if match is None:
-            name = _TOP[entry]
-        else:
-            _, layer, path = match.groups()
-            expert = _EXPERT.search(path)
-            if expert is None:
-                name = f"model.layers.{layer}.{_LAYER[path]}"
-            else:
-                general = f"{path[: expert.start(1)]}*{path[expert.end(1) :]}"
-                inner = _LAYER[general].replace("*", expert.group(1))
-                name = f"model.layers.{layer}.{inner}"
+    name = _transformers_entry(entry) if scheme is Scheme.TRANSFORMERS else entry
     return name if parameter is None else f"{name}.{parameter}"
 
 

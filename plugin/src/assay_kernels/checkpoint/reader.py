@@ -100,6 +100,10 @@ class Checkpoint:
         """Every logical weight by canonical entry name, in the order of the forward pass."""
         return self._modules
 
+    def precision(self, entry: str) -> Precision:
+        """What a canonical entry is stored as; KeyError for a name that is not in `modules()`."""
+        return self._modules[entry].precision
+
     @property
     def warnings(self) -> list[CheckpointWarning]:
         """Layers whose input_scale is missing or unusable, among those loaded so far."""

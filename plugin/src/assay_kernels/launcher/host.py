@@ -28,12 +28,17 @@ class Cpu:
             return "this CPU has no AVX2, which every kernel here needs"
         return None
 
-    def describe(self) -> str:
+    def describe(self, operators: str = "auto") -> str:
+        """One line; `operators` is ASSAY_CPU_OPS, which may forbid what the CPU could do."""
         names = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16"}
         present = [name for flag, name in names.items() if flag in self.flags]
         if {"amx_tile", "amx_bf16"} <= self.flags:
-            return f"{', '.join(present)}, AMX tiles"
-        return f"{', '.join(present)}, no AMX tiles: V4's operators run in torch (slower)"
+            present.append("AMX tiles")
+            if operators != "torch":
+                return ", ".join(present)
+        else:
+            present.append("no AMX tiles")
+        return f"{', '.join(present)}: V4's operators run in torch (slower)"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def _role(title: str) -> Role | None:
 def unproven(processes: list[Process], proofs: list[Proof], quantised: bool) -> dict[int, str]:
     """pid -> what is wrong, for every process that has not proven that the plugin is active.
 
-    `quantised`: whether the checkpoint has NVFP4 layers, of which a worker must have taken some.
+    `quantised`: whether the checkpoint has NVFP4 layers, of which a worker must serve some.
     """
     wrong: dict[int, str] = {}
     by_pid = {proof.pid: proof for proof in proofs}
@@ -60,12 +60,12 @@ def unproven(processes: list[Process], proofs: list[Proof], quantised: bool) -> 
             wrong[process.pid] = f"{process} runs assay {proof.version}, not {__version__}"
         elif process.loads_weights and proof.summary is None:
             wrong[process.pid] = f"{process} loaded its weights without the plugin"
-        elif process.loads_weights and quantised and not _took_any(proof):
-            wrong[process.pid] = f"{process} left every layer of a quantised model to vLLM"
+        elif process.loads_weights and quantised and not _has_nvfp4(proof):
+            wrong[process.pid] = f"{process} serves no layer of a quantised model in NVFP4"
     if not any(process.loads_weights for process in processes):
         wrong[0] = "no process that holds the model was found under vLLM"
     return wrong
 
 
-def _took_any(proof: Proof) -> bool:
-    return proof.summary is not None and proof.summary.taken() > 0
+def _has_nvfp4(proof: Proof) -> bool:
+    return proof.summary is not None and proof.summary.in_nvfp4() > 0

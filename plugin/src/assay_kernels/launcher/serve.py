@@ -63,7 +63,7 @@ class Settings:
     """Open the door only if every vLLM process has proven the plugin (ASSAY_REQUIRE)."""
     start_seconds: float = 1800.0
     vllm: tuple[str, ...] = field(
-        default=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
+        default=(sys.executable, "-m", "assay_kernels.launcher.vllm_main", "serve")
     )
 
     @property
@@ -219,10 +219,12 @@ class Server:
         lines = logfile.read(self.settings.log)
         self.check_plugin_imports(lines)
         reason = logfile.last_error(lines)
-        if reason is None:
+        if self.guard.returncode < 0:
+            reason = "its guard was killed"
+        elif self.guard.returncode == 128 + signal.SIGKILL:
+            reason = "it was killed from outside (out of memory?)"
+        elif reason is None:
             reason = f"no error in its log, exit code {self.guard.returncode}"
-            if self.guard.returncode == 128 + signal.SIGKILL:
-                reason += " (killed from outside: out of memory?)"
         raise LaunchError(f"vLLM ended: {reason}\n  log: {self.settings.log}")
 
     def check_plugin_imports(self, lines: list[str]) -> None:
@@ -329,7 +331,8 @@ def take(state: Path) -> IO[str]:
 
 def announce(settings: Settings) -> None:
     print(f"assay {__version__}: {settings.model}, profile {settings.profile}, log {settings.log}")
-    print(f"cpu: {host.Cpu.here().describe()}")
+    operators = os.environ.get("ASSAY_CPU_OPS", "auto")
+    print(f"cpu: {host.Cpu.here().describe(operators)}")
     for line in host.Gpus.here().advice(settings.profile.parent):
         print(line)
     sys.stdout.flush()

@@ -156,7 +156,9 @@ def _encode(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     blocks = torch.unflatten(x.float(), -1, (-1, BLOCK))
     block_scale = to_e4m3(blocks.abs().amax(dim=-1) / FP4_MAX / scale)
     step = (block_scale.float() * scale).unsqueeze(-1)
-    quotient = torch.where(step > 0, blocks / step, torch.copysign(torch.zeros(()), blocks))
+    quotient = torch.where(
+        step > 0, blocks / step, torch.copysign(torch.zeros_like(blocks), blocks)
+    )
     return pack(encode_e2m1(quotient).flatten(-2)), block_scale
 
 

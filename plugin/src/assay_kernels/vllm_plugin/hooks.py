@@ -1,75 +1,115 @@
-"""Every place where the plugin touches vLLM, as a table, and the check that it is still there.
+"""Every place where the plugin touches vLLM, and the check that it is still there.
 
-The check parses vLLM's sources with `ast` and imports nothing of it, so one process can hold two versions against
-the table. A `Hook` says what the plugin relies on: that a name exists where we look for it, its kind, its parameters
-in order and, where the plugin replaces a function or depends on what it does, a digest of its body. Run
+The places stand in `hooks.toml`: one table per source file of vLLM, one line per name in it. A line
+says what the plugin relies on: the name's kind, its parameters in order where we call or override
+it, and a digest of its body where the plugin replaces it or depends on what it does.
 
-    python -m assay_kernels.vllm_plugin.hooks VLLM_PACKAGE_FOLDER
+The check parses vLLM's sources with `ast` and imports nothing of it, so that one process can hold
+two versions against the table. After a change of vLLM or of the plugin,
 
-to print the table's verdict on a source tree, with the digest and parameters that it has now.
+    python -m assay_kernels.vllm_plugin.hooks VERSION VLLM_PACKAGE_FOLDER
+
+prints what moved, with the parameters and the digest that each name has now.
 """
+
+from __future__ import annotations
 
 import ast
 import hashlib
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
 CPU_VERSION = "0.32.0"
 GPU_VERSION = "0.33.0"
 BOTH = (CPU_VERSION, GPU_VERSION)
+TABLE = Path(__file__).with_name("hooks.toml")
 
-Kind = Literal["class", "function", "method", "name"]
+Kind = Literal["class", "function", "name"]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One thing of vLLM's that the plugin imports, subclasses, calls or replaces."""
+    """One thing of vLLM's that the plugin imports, subclasses, calls or replaces.
+
+    file: source file relative to the `vllm` package; name: as spelt there, `Class.method` for a
+    method; why: what the plugin does with it, the first thing to read when it has moved;
+    parameters and bodies: by version, absent where nothing is relied upon.
+    """
 
     file: str
-    """Source file, relative to the `vllm` package."""
     name: str
-    """`Class`, `function`, `Class.method` or a module-level name, as it is spelt in that file."""
     kind: Kind
     why: str
-    """What the plugin does with it: the first thing to read when it has moved."""
-    parameters: str | None = None
-    """Parameters as in the signature, without annotations: `self, layer, x, bias=...`. None: not relied upon."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
     bodies: Mapping[str, str] = field(default_factory=dict)
-    """Version -> digest of the normalised body, where the plugin replaces it or relies on what it does."""
     versions: tuple[str, ...] = BOTH
 
     def check(self, package: Path, version: str) -> str | None:
-        """What is wrong with this hook in the `vllm` package folder `package`; None when nothing is."""
+        """What is wrong with this hook in the `vllm` package folder `package`; None when nothing
+        is."""
         where = f"vllm {version}: {self.file}: {self.name}"
         path = package / self.file
         if not path.is_file():
             return f"{where}: the file is gone ({self.why})"
-        node = find(_tree(path), self.name)
+        node = find(parse(path), self.name)
         if node is None:
-            near = ", ".join(sorted(names_like(_tree(path), self.name))) or "none"
-            return f"{where}: the name is gone; same last part elsewhere in the file: {near} ({self.why})"
+            near = ", ".join(sorted(names_like(parse(path), self.name))) or "none"
+            return f"{where}: the name is gone; alike in this file: {near} ({self.why})"
         if kind_of(node) != self.kind:
             return f"{where}: was a {self.kind}, is a {kind_of(node)} ({self.why})"
-        if self.parameters is not None and (now := parameters_of(node)) != self.parameters:
-            return f"{where}: took ({self.parameters}), takes ({now}) ({self.why})"
+        parameters = self.parameters.get(version)
+        if parameters is not None and (now := parameters_of(node)) != parameters:
+            return f"{where}: took ({parameters}), takes ({now}) ({self.why})"
         expected = self.bodies.get(version)
         if expected is not None and (now := digest(node)) != expected:
             return f"{where}: its body changed: digest was {expected}, is {now} ({self.why})"
         return None
 
 
-def _tree(path: Path, _cache: dict[Path, ast.Module] = {}) -> ast.Module:  # noqa: B006
-    if path not in _cache:
-        _cache[path] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    return _cache[path]
+def _by_version(value: str | dict[str, str] | None) -> dict[str, str]:
+    """A value in the table holds for every version, unless it is written by version."""
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else dict.fromkeys(BOTH, value)
+
+
+def read_table(path: Path = TABLE) -> tuple[Hook, ...]:
+    """The hooks of `hooks.toml`; raises ValueError for an entry that says something unknown."""
+    hooks = []
+    for file, names in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        for name, entry in cast(dict[str, dict[str, Any]], names).items():
+            unknown = set(entry) - {"kind", "why", "parameters", "body", "versions"}
+            if unknown or entry.get("kind") not in get_args(Kind) or not entry.get("why"):
+                raise ValueError(f"{path.name}: {file}: {name}: {entry}")
+            hooks.append(
+                Hook(
+                    file=file,
+                    name=name,
+                    kind=entry["kind"],
+                    why=entry["why"],
+                    parameters=_by_version(entry.get("parameters")),
+                    bodies=_by_version(entry.get("body")),
+                    versions=tuple(entry.get("versions", BOTH)),
+                )
+            )
+    return tuple(hooks)
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Syntax tree of a source file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a scope, those under `if` and `try` included: a name bound there is bound in the scope."""
+    """The statements of a scope, those under `if` and `try` included: a name bound there is bound
+    in the scope."""
     for statement in body:
         yield statement
         for block in ("body", "orelse", "finalbody"):
@@ -115,21 +155,15 @@ def names_like(tree: ast.Module, name: str) -> set[str]:
 
 
 def kind_of(node: ast.stmt) -> Kind:
-    """Kind of what a statement binds; a function whose first parameter is self or cls is a method, and so is a
-    static method."""
+    """Kind of what a statement binds; anything but a class or a function is a name."""
     if isinstance(node, ast.ClassDef):
         return "class"
-    if isinstance(node, _Function):
-        first = (node.args.posonlyargs + node.args.args)[:1]
-        static = any(
-            isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list
-        )
-        return "method" if static or (first and first[0].arg in ("self", "cls")) else "function"
-    return "name"
+    return "function" if isinstance(node, _Function) else "name"
 
 
 def parameters_of(node: ast.stmt) -> str:
-    """Parameters in order, without annotations; `=...` stands for any default. For a class, those of `__init__`."""
+    """Parameters in order, without annotations; `=...` stands for any default. For a class, those
+    of `__init__`."""
     if isinstance(node, ast.ClassDef):
         init = next(
             (s for s in node.body if isinstance(s, _Function) and s.name == "__init__"), None
@@ -198,29 +232,25 @@ def _is_string(statement: ast.stmt) -> bool:
     )
 
 
-HOOKS: tuple[Hook, ...] = ()
-
-
 def main(argv: list[str]) -> int:
-    """Print what each hook looks like in the source tree `argv[0]`; exit 1 when one does not fit."""
-    if len(argv) != 1:
+    """Hold the sources in `argv[1]` against the table for version `argv[0]`; 1 if one moved."""
+    if len(argv) != 2 or argv[0] not in BOTH:
         print(__doc__, file=sys.stderr)
         return 2
-    package = Path(argv[0])
-    version = next((v for v in BOTH if v in str(package.resolve())), CPU_VERSION)
-    wrong = 0
-    for hook in HOOKS:
+    version, package = argv[0], Path(argv[1])
+    moved = 0
+    for hook in read_table():
         if version not in hook.versions:
             continue
-        problem = hook.check(package, version)
-        wrong += problem is not None
         path = package / hook.file
-        node = find(_tree(path), hook.name) if path.is_file() else None
-        now = "" if node is None else f"{digest(node)} ({parameters_of(node)})"
-        print(f"{'MOVED' if problem else 'ok':5s} {hook.file}::{hook.name} {now}")
+        node = find(parse(path), hook.name) if path.is_file() else None
+        now = "" if node is None else f"({parameters_of(node)}) {digest(node)}"
+        problem = hook.check(package, version)
+        print(f"{'MOVED' if problem else 'ok':5s} {hook.file}: {hook.name} {now}")
         if problem:
+            moved += 1
             print(f"      {problem}")
-    return int(wrong > 0)
+    return int(moved > 0)
 
 
 if __name__ == "__main__":

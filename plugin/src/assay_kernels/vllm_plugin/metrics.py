@@ -6,21 +6,15 @@ Everything is read from the proof files when Prometheus asks, in the process tha
   assay_processes_active                   living vLLM processes that registered the plugin
 """
 
-import sys
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, Metric
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from assay_kernels.vllm_plugin import proof
-
-_REGISTRY_MODULES = (
-    "vllm.v1.metrics.prometheus",
-    "vllm.entrypoints.serve.instrumentator.metrics",
-)
 
 
 class ProofCollector(Collector):
@@ -59,36 +53,25 @@ class ProofCollector(Collector):
         return []
 
 
-_installed: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
-
-
-def _add_to(registry: CollectorRegistry) -> CollectorRegistry:
-    """Add the collector to a registry, once; returns the registry."""
-    if registry not in _installed:
-        _installed.add(registry)
-        registry.register(ProofCollector())
-    return registry
+_registered = False
 
 
 def register() -> None:
-    """Make vLLM's `/metrics` show the plugin's; safe to call again.
+    """Make this process's `/metrics` show the plugin's metrics; safe to call again.
 
-    With several API servers, or with PROMETHEUS_MULTIPROC_DIR set, vLLM answers from a registry
-    that it makes on the spot and that only knows metrics kept in files; so the function that makes
-    it is wrapped, wherever it has been imported to.
+    With several API servers, or with PROMETHEUS_MULTIPROC_DIR set, vLLM answers from registries
+    made for the occasion that hold nothing but a reader of metric files. There the reader is made
+    to tell of the proofs too.
     """
-    import vllm.v1.metrics.prometheus as source
-
-    _add_to(REGISTRY)
-    original = source.get_prometheus_registry
-    if getattr(original, "_assay", False):
+    global _registered
+    if _registered:
         return
+    _registered = True
+    REGISTRY.register(ProofCollector())
+    read_files: Callable[[MultiProcessCollector], Iterable[Metric]] = MultiProcessCollector.collect
 
-    def get_prometheus_registry() -> CollectorRegistry:
-        return _add_to(original())
+    def collect(self: MultiProcessCollector) -> Iterator[Metric]:
+        yield from read_files(self)
+        yield from ProofCollector().collect()
 
-    wrapped: Callable[[], CollectorRegistry] = get_prometheus_registry
-    wrapped._assay = True  # type: ignore[attr-defined]
-    for name in _REGISTRY_MODULES:
-        if (module := sys.modules.get(name)) is not None:
-            module.get_prometheus_registry = wrapped  # type: ignore[attr-defined]
+    MultiProcessCollector.collect = collect  # type: ignore[method-assign]

@@ -20,8 +20,8 @@ from typing import Any, Literal
 from assay_kernels import __version__
 from assay_kernels.launcher import procfs
 
-PLAIN = "plain"
-"""A `how` that starts with this word says that a layer was left to vLLM."""
+NVFP4 = "nvfp4"
+"""A `how` that starts with this word says that a layer computes from NVFP4 weights."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Summary:
     operators: str
     """Where V4's own operators come from: 'native' or 'torch'."""
     layers: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(kind, how) -> number of layers, as {('routed', 'assay cpu w4a16'): 4}."""
+    """(kind, how) -> number of layers, as {('routed', 'nvfp4 by cpu w4a16'): 4}."""
 
-    def taken(self) -> int:
-        """Number of layers that run the plugin's kernels."""
-        return sum(n for (_, how), n in self.layers.items() if not how.startswith(PLAIN))
+    def in_nvfp4(self) -> int:
+        """Number of layers that the plugin serves from NVFP4 weights."""
+        return sum(n for (_, how), n in self.layers.items() if how.startswith(NVFP4))
 
     def table(self) -> str:
         """One header line, then one aligned line per layer kind and how."""
         lines = [
             f"assay {__version__}: {self.arch}, {self.mode}, V4 operators: {self.operators},"
-            f" {self.taken()} of {sum(self.layers.values())} layers taken"
+            f" {sum(self.layers.values())} layers, {self.in_nvfp4()} in NVFP4"
         ]
         width = max((len(kind) for kind, _ in self.layers), default=0)
         lines += [

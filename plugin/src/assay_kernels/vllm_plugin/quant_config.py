@@ -105,9 +105,7 @@ class AssayConfig(QuantizationConfig):
 
     def _storage(self, prefix: str) -> Precision:
         """Storage shared by the partitions of a fused module."""
-        stored = {
-            name: self.checkpoint.modules()[name].precision for name in modules.partitions(prefix)
-        }
+        stored = {name: self.checkpoint.precision(name) for name in modules.partitions(prefix)}
         if len(set(stored.values())) != 1:
             listed = ", ".join(f"{name}: {what}" for name, what in stored.items())
             raise CheckpointError(
@@ -130,13 +128,13 @@ class AssayConfig(QuantizationConfig):
         # The softmax over the compressor's gates follows at once: it takes fp32.
         out_dtype = torch.float32 if kind == "compressor" else torch.bfloat16
         storage = self._storage(prefix)
-        if storage is Precision.NVFP4:
+        if storage == Precision.NVFP4:
             return NvFp4LinearMethod(self.kernels, prefix, out_dtype)
         return PlainLinearMethod(self.kernels, prefix, out_dtype, storage)
 
     def _experts_method(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
         layer_name = prefix.removeprefix("model.").partition(".ffn.")[0]
         storage = self._storage(f"{layer_name}.ffn.experts.0.w1")
-        if storage is Precision.NVFP4:
+        if storage == Precision.NVFP4:
             return AssayModelOptNvFp4ExpertsMethod(self.kernels, prefix, layer.moe_config)
         return PlainExpertsMethod(self.kernels, prefix, layer.moe_config, storage)

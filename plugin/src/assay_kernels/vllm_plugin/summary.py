@@ -11,7 +11,7 @@ from assay_kernels.vllm_plugin import modules, proof, standins
 from assay_kernels.vllm_plugin.layers import AssayExpertsMethod, AssayLinearMethod
 from assay_kernels.vllm_plugin.settings import arithmetic
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.assay")
 
 
 def count_layers(model: nn.Module) -> Counter[tuple[str, str]]:

@@ -11,12 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-# Below this many (token, expert) pairs, a product per pair beats gathering the experts' weights.
-PAIRS_ONE_BY_ONE = 12
-# A batch of experts is padded to its busiest one; beyond this waste they are run one by one.
-MAX_PADDING = 4
-
-
 def prepare(weight: Tensor) -> Tensor:
     """bf16 -> fp32, exact: what `linear` and `routed_experts` run fastest on. Twice the memory."""
     return weight.to(torch.float32).contiguous()
@@ -67,94 +61,48 @@ def routed_experts(
     """
     tokens, topk = topk_ids.shape
     ids = topk_ids.reshape(-1).to(torch.int64)
-    weights = topk_weights.reshape(-1).to(torch.float32)
+    weights = topk_weights.to(torch.float32)
     if expert_map is not None:
         ids = expert_map.to(torch.int64).index_select(0, ids)
-        weights = torch.where(ids < 0, 0.0, weights)
+        weights = torch.where((ids < 0).view(tokens, topk), 0.0, weights)
         ids = ids.clamp_min(0)
     inputs = x.to(torch.float32)
-    if ids.numel() <= PAIRS_ONE_BY_ONE:
-        outs = _one_by_one(inputs, ids, topk, w13, w2, alpha13, alpha2, swiglu_limit)
+    if tokens == 1:  # a token's experts are distinct: nothing to sort
+        order = None
+        groups = [(expert, pair, pair + 1) for pair, expert in enumerate(ids.tolist())]
+        inputs = inputs.expand(topk, -1)
     else:
-        outs = _grouped(inputs, ids, topk, w13, w2, alpha13, alpha2, swiglu_limit)
+        order = ids.argsort(stable=True)
+        ids = ids.index_select(0, order)
+        groups = _groups(ids)
+        inputs = inputs.index_select(0, torch.div(order, topk, rounding_mode="floor"))
+
+    # Product by product: experts are skewed, and padding them to the busiest for one batched
+    # product costs more than the calls it saves.
+    gate_up = torch.empty(ids.numel(), w13.shape[1])
+    for expert, begin, end in groups:
+        weight = w13[expert].to(torch.float32).t()
+        torch.mm(inputs[begin:end], weight, out=gate_up[begin:end])
+    if alpha13 is not None:
+        gate_up.mul_(alpha13.index_select(0, ids))
+    hidden = swiglu(gate_up, swiglu_limit).to(torch.bfloat16).to(torch.float32)
+    outs = torch.empty(ids.numel(), w2.shape[1])
+    for expert, begin, end in groups:
+        torch.mm(hidden[begin:end], w2[expert].to(torch.float32).t(), out=outs[begin:end])
+    if alpha2 is not None:
+        outs.mul_(alpha2.index_select(0, ids))
+
+    if order is not None:
+        unsorted = torch.empty_like(outs)
+        unsorted[order] = outs
+        outs = unsorted
     # (M, 1, k) @ (M, k, H)
-    combined = torch.bmm(weights.view(tokens, 1, topk), outs.view(tokens, topk, -1))
+    combined = torch.bmm(weights.unsqueeze(1), outs.view(tokens, topk, -1))
     return combined.squeeze(1).to(x.dtype)
 
 
-def _one_by_one(
-    x: Tensor,
-    ids: Tensor,
-    topk: int,
-    w13: Tensor,
-    w2: Tensor,
-    alpha13: Tensor | None,
-    alpha2: Tensor | None,
-    limit: float | None,
-) -> Tensor:
-    experts = ids.tolist()
-    gate_up = torch.empty(len(experts), w13.shape[1])
-    for pair, expert in enumerate(experts):
-        torch.mv(w13[expert].to(torch.float32), x[pair // topk], out=gate_up[pair])
-    if alpha13 is not None:
-        gate_up.mul_(alpha13.index_select(0, ids))
-    hidden = swiglu(gate_up, limit).to(torch.bfloat16).to(torch.float32)
-    outs = torch.empty(len(experts), w2.shape[1])
-    for pair, expert in enumerate(experts):
-        torch.mv(w2[expert].to(torch.float32), hidden[pair], out=outs[pair])
-    if alpha2 is not None:
-        outs.mul_(alpha2.index_select(0, ids))
-    return outs
-
-
-def _grouped(
-    x: Tensor,
-    ids: Tensor,
-    topk: int,
-    w13: Tensor,
-    w2: Tensor,
-    alpha13: Tensor | None,
-    alpha2: Tensor | None,
-    limit: float | None,
-) -> Tensor:
-    """Sort the pairs by expert, then one padded batch of products, or a product per expert."""
-    experts = w13.shape[0]
-    pairs = ids.numel()
-    order = ids.argsort(stable=True)
-    sorted_ids = ids.index_select(0, order)
-    counts = torch.bincount(ids, minlength=experts)
-    busiest = int(counts.max())
-    active = counts.nonzero().squeeze(1)
-    token = torch.div(order, topk, rounding_mode="floor")
-    outs = torch.empty(pairs, w2.shape[1])
-    if active.numel() * busiest > MAX_PADDING * pairs or w13.dtype != torch.float32:
-        inputs = x.index_select(0, token)
-        stop = 0
-        for expert, count in zip(active.tolist(), counts[active].tolist(), strict=True):
-            part = slice(stop, stop + count)
-            stop += count
-            gate_up = torch.mm(inputs[part], w13[expert].to(torch.float32).t())
-            if alpha13 is not None:
-                gate_up.mul_(alpha13[expert])
-            hidden = swiglu(gate_up, limit).to(torch.bfloat16).to(torch.float32)
-            out = torch.mm(hidden, w2[expert].to(torch.float32).t())
-            outs[part] = out if alpha2 is None else out.mul_(alpha2[expert])
-    else:
-        # Row of each pair in a (experts, busiest) table.
-        starts = counts.cumsum(0) - counts
-        place = torch.arange(pairs) - starts.index_select(0, sorted_ids)
-        row = sorted_ids * busiest + place
-        table = torch.zeros(experts * busiest, dtype=torch.int64)
-        table[row] = token
-        inputs = x.index_select(0, table).view(experts, busiest, -1)
-        gate_up = torch.bmm(inputs, w13.mT)
-        if alpha13 is not None:
-            gate_up.mul_(alpha13.unsqueeze(1))
-        hidden = swiglu(gate_up, limit).to(torch.bfloat16).to(torch.float32)
-        padded = torch.bmm(hidden, w2.mT)
-        if alpha2 is not None:
-            padded.mul_(alpha2.unsqueeze(1))
-        outs = padded.view(experts * busiest, -1).index_select(0, row)
-    result = torch.empty_like(outs)
-    result[order] = outs
-    return result
+def _groups(sorted_ids: Tensor) -> list[tuple[int, int, int]]:
+    """Runs of equal ids: (id, begin, end)."""
+    values, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    return list(zip(values.tolist(), [0, *ends[:-1]], ends, strict=True))

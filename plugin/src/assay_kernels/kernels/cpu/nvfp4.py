@@ -47,7 +47,7 @@ def _product(x: Tensor, operand: CpuOperand) -> Tensor:
     # torch has no bf16 product with an fp32 result on CPUs, and rounding to bf16 before alpha
     # would round twice. The second product yields what the first one rounded away.
     high = functional.linear(x, operand.narrow)
-    low = torch.addmm(high.neg(), x, operand.narrow.T)
+    low = torch.addmm(high, x, operand.narrow.T, beta=-1)
     return high.float().add_(low)
 
 
@@ -100,6 +100,9 @@ class CpuKernels(KernelSet):
         self, x: Tensor, operand: CpuOperand, out_dtype: torch.dtype = torch.bfloat16
     ) -> Tensor:
         """x [M, K] bf16 -> [M, N]."""
+        plain = operand.alpha is None and operand.narrow is not None
+        if plain and out_dtype == x.dtype and x.shape[0] > _FEW_ROWS:
+            return functional.linear(x, operand.narrow)  # no epilogue: one product is enough
         return self._dense_fp32(x, operand).to(out_dtype)
 
     def dense_swiglu(self, x: Tensor, operand: CpuOperand, limit: float | None) -> Tensor:

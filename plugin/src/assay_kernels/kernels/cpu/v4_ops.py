@@ -13,6 +13,7 @@ A page may be longer than that (pages are pooled between layers), so the row str
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -34,9 +35,12 @@ TOPK = 512
 # Up to this many tokens each token gathers its own keys; above, neighbouring tokens of a prefill
 # share nearly all their keys, and one dense product over the union is several times cheaper.
 GATHER_TOKENS = 32
+GATHER_ROWS = 768
 DENSE_CHUNK = 64
 # numpy's calls cost half of torch's on tiny matrices; torch wins once there are many of them.
 NUMPY_TOKENS = 64
+# Sinkhorn sums that move less than this have reached the fixed point as far as fp32 goes.
+SETTLED = 1e-7
 
 
 # ------------------------------------------------------------------------------------ fp8, UE8M0
@@ -96,18 +100,21 @@ def _rows(cache: Tensor, slots: Tensor, block_size: int, row_bytes: int, start: 
     return view.index_select(0, index)
 
 
-def _store(cache: Tensor, slots: Tensor, block_size: int, start: int, rows: Tensor) -> None:
-    """Write rows (N, bytes) uint8 at slots (N,) >= 0 of a paged cache, in place."""
-    row_bytes = rows.shape[1]
-    view = cache.as_strided(
-        (cache.shape[0], block_size, row_bytes),
-        (cache.stride(0), row_bytes, 1),
-        cache.storage_offset() + start,
-    )
+def _store(cache: Tensor, slots: Tensor, block_size: int, *columns: tuple[int, Tensor]) -> None:
+    """Write to slots (N,) >= 0 of a paged cache, in place.
+
+    columns: (first byte in the page, rows (N, bytes) uint8, bytes a multiple of 4) each.
+    """
     page = torch.div(slots, block_size, rounding_mode="floor")
-    if cache.stride(0) % 4 == 0 and view.storage_offset() % 4 == 0 and row_bytes % 4 == 0:
-        view, rows = view.view(torch.int32), rows.view(torch.int32)
-    view[page, slots - page * block_size] = rows
+    offset = slots - page * block_size
+    words = cache.view(torch.int32)
+    for start, rows in columns:
+        view = words.as_strided(
+            (words.shape[0], block_size, rows.shape[1] // 4),
+            (words.stride(0), rows.shape[1] // 4, 1),
+            words.storage_offset() + start // 4,
+        )
+        view[page, offset] = rows.view(torch.int32)
 
 
 def _store_attention_rows(
@@ -115,36 +122,36 @@ def _store_attention_rows(
 ) -> None:
     """Quantise and store. nope: (N, 448) fp32 (bf16 values); rope: (N, 64) bf16; slots >= 0."""
     count = nope.shape[0]
-    tiles = nope.reshape(count, TILES, TILE)
-    amax = tiles.abs().amax(-1)
-    code, inverse = ue8m0_round_up((amax / FP8_MAX).clamp_min_(MIN_SCALE))
-    codes = (tiles * inverse.unsqueeze(-1)).to(torch.float8_e4m3fn).view(count, NOPE)
-    rope_bytes = rope.contiguous().view(torch.uint8)
-    _store(cache, slots, block_size, 0, torch.cat([codes.view(torch.uint8), rope_bytes], 1))
+    tiles = nope.view(count, TILES, TILE)
+    code, inverse = ue8m0_round_up((tiles.abs().amax(-1) / FP8_MAX).clamp_min_(MIN_SCALE))
+    row = torch.empty(count, ROW_BYTES, dtype=torch.uint8)
+    fp8 = row.view(torch.float8_e4m3fn)[:, :NOPE].unflatten(-1, (TILES, TILE))
+    fp8.copy_(tiles * inverse.unsqueeze(-1))
+    row.view(torch.bfloat16)[:, NOPE // 2 :] = rope
     scales = torch.zeros(count, SCALE_BYTES, dtype=torch.uint8)
     scales[:, :TILES] = code
-    _store(cache, slots, block_size, block_size * ROW_BYTES, scales)
+    _store(cache, slots, block_size, (0, row), (block_size * ROW_BYTES, scales))
 
 
-def _load_attention_rows(
-    cache: Tensor, slots: Tensor, block_size: int, valid: Tensor | None
-) -> Tensor:
-    """(N,) slots -> (N, 512) fp32 keys. Rows where valid (N,) is False come back as zeros: they may
-    hold anything, and a zero probability times NaN is NaN."""
-    count = slots.shape[0]
-    raw = _rows(cache, slots, block_size, ROW_BYTES, 0)
-    scale = _rows(cache, slots, block_size, SCALE_BYTES, block_size * ROW_BYTES)
-    if valid is not None:
-        raw.mul_(valid.unsqueeze(1))
-        scale.mul_(valid.unsqueeze(1))
+def _attention_rows(cache: Tensor, slots: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """(N,) slots -> undecoded rows (N, 72) and their scales (N, 1), int64."""
+    return (
+        _rows(cache, slots, block_size, ROW_BYTES, 0),
+        _rows(cache, slots, block_size, SCALE_BYTES, block_size * ROW_BYTES),
+    )
+
+
+def _decode_rows(rows: Tensor, scales: Tensor) -> Tensor:
+    """Undecoded rows (N, 72) and scales (N, 1), int64 -> (N, 512) fp32 keys."""
+    count = rows.shape[0]
     keys = torch.empty(count, HEAD)
-    # The 2^8 that fp8_to_float leaves out. A scale byte of 0 is a zero scale, not 2^-127.
-    factor = (scale.view(torch.uint8)[:, :TILES].to(torch.int32) << 23).view(torch.float32)
-    nope = fp8_to_float(raw.view(torch.uint8)[:, :NOPE]).view(count, TILES, TILE)
+    # 2^8 is what fp8_to_float leaves out. A scale byte of 0 is a zero scale, not 2^-127.
+    factor = (scales.view(torch.uint8)[:, :TILES].to(torch.int32) << 23).view(torch.float32)
+    nope = fp8_to_float(rows.view(torch.uint8)[:, :NOPE]).view(count, TILES, TILE)
     torch.mul(
         nope, factor.mul_(256.0).unsqueeze(-1), out=keys.as_strided(nope.shape, (HEAD, TILE, 1))
     )
-    keys[:, NOPE:] = raw.view(torch.bfloat16)[:, NOPE // 2 :]
+    keys[:, NOPE:] = rows.view(torch.bfloat16)[:, NOPE // 2 :]
     return keys
 
 
@@ -169,32 +176,32 @@ def fused_qnorm_rope_kv_insert_cpu(
     Returns (T, q_head_padded, 512) bf16, padded heads zero.
     """
     tokens, heads, _ = q.shape
-    cos_sin = cos_sin_cache.index_select(0, positions)
-    x = q.to(torch.float32)
-    x.mul_(x.square().mean(-1, keepdim=True).add_(eps).rsqrt_())
-    _rotate(x[..., NOPE:], cos_sin)
-    out = x.to(q.dtype)
-    if q_head_padded > heads:
-        out = torch.nn.functional.pad(out, (0, 0, 0, q_head_padded - heads))
-
     inserted = slot_mapping.shape[0]
-    keys = kv[:inserted].to(torch.float32)
-    cos_sin = cos_sin[:inserted]
+    # kv rides along as one more head, whose norm is left alone.
+    x = torch.empty(tokens, heads + 1, HEAD)
+    x[:, :heads] = q
+    x[:inserted, heads] = kv[:inserted]
+    factor = torch.linalg.vecdot(x, x).div_(HEAD).add_(eps).rsqrt_()
+    factor[:, heads] = 1.0
+    x.mul_(factor.unsqueeze(-1))
+    _rotate(x[..., NOPE:], cos_sin_cache.index_select(0, positions))
+    rounded = x.to(q.dtype)
+
+    keys = rounded[:inserted, heads]
     if bool((slot_mapping < 0).any()):
         keep = (slot_mapping >= 0).nonzero().squeeze(1)
-        if keep.numel() == 0:
-            return out
-        keys, cos_sin = keys.index_select(0, keep), cos_sin.index_select(0, keep)
-        slot_mapping = slot_mapping.index_select(0, keep)
-    _rotate(keys[:, NOPE:], cos_sin)
-    rounded = keys.to(torch.bfloat16)
-    _store_attention_rows(
-        swa_kv_cache_2d,
-        slot_mapping,
-        cache_block_size,
-        rounded[:, :NOPE].to(torch.float32),
-        rounded[:, NOPE:],
-    )
+        keys, slot_mapping = keys.index_select(0, keep), slot_mapping.index_select(0, keep)
+    if slot_mapping.numel():
+        _store_attention_rows(
+            swa_kv_cache_2d,
+            slot_mapping,
+            cache_block_size,
+            keys[:, :NOPE].to(torch.float32),
+            keys[:, NOPE:],
+        )
+    out = rounded[:, :heads]
+    if q_head_padded > heads:
+        out = torch.nn.functional.pad(out, (0, 0, 0, q_head_padded - heads))
     return out
 
 
@@ -260,41 +267,59 @@ def flash_mla_with_kvcache_cpu(
     if compressed_slots.shape[1]:
         caches.append((compressed_cache_2d, compressed_slots, compressed_block_size))
     if tokens <= GATHER_TOKENS:
-        out.copy_(_attend_gathered(q.to(torch.float32), caches, attn_sink, scale))
+        _attend_gathered(out, q, caches, attn_sink, scale)
     else:
         _attend_dense(out, q, caches, attn_sink, scale)
 
 
 def _attend_gathered(
-    q: Tensor, caches: list[tuple[Tensor, Tensor, int]], sink: Tensor, scale: float
-) -> Tensor:
+    out: Tensor,
+    q: Tensor,
+    caches: list[tuple[Tensor, Tensor, int]],
+    sink: Tensor,
+    scale: float,
+) -> None:
+    """Decode: each token gathers its own keys. out, q: (T, H, 512) bf16."""
     tokens, heads, _ = q.shape
-    keys: list[Tensor] = []
-    masks: list[Tensor | None] = []
-    for cache, all_slots, block_size in caches:
-        slots, valid = _used_columns(all_slots)
-        if slots.shape[1] == 0:
-            continue
-        rows = _load_attention_rows(
-            cache, slots.reshape(-1), block_size, None if valid is None else valid.reshape(-1)
-        )
-        keys.append(rows.view(tokens, -1, HEAD))
-        masks.append(valid)
-    if not keys:
-        return torch.zeros_like(q)
+    used = [(cache, *_used_columns(slots), size) for cache, slots, size in caches]
+    used = [part for part in used if part[1].shape[1]]
+    if not used:
+        out.zero_()
+        return
+    queries = q.to(torch.float32)
     bias = None
-    if any(mask is not None for mask in masks):
-        valid = torch.cat(
+    if any(valid is not None for _, _, valid, _ in used):
+        missing = torch.cat(
             [
-                torch.ones(k.shape[:2], dtype=torch.bool) if m is None else m
-                for k, m in zip(keys, masks, strict=True)
+                torch.zeros(slots.shape, dtype=torch.bool) if valid is None else ~valid
+                for _, slots, valid, _ in used
             ],
             1,
         )
-        bias = torch.zeros(valid.shape).masked_fill_(~valid, -math.inf).unsqueeze(1)
+        bias = torch.zeros(missing.shape).masked_fill_(missing, -math.inf).unsqueeze(1)
         bias = bias.expand(tokens, heads, -1)
-    joined = keys[0] if len(keys) == 1 else torch.cat(keys, 1)
-    return _attend(q, joined, bias, sink.view(1, heads, 1).expand(tokens, -1, -1), scale)
+    sinks = sink.view(1, heads, 1).expand(tokens, -1, -1)
+    # As many tokens at a time as keep their decoded keys in a core's cache.
+    step = max(1, GATHER_ROWS // sum(slots.shape[1] for _, slots, _, _ in used))
+    for begin in range(0, tokens, step):
+        part = slice(begin, min(begin + step, tokens))
+        count = part.stop - begin
+        rows: list[Tensor] = []
+        scales: list[Tensor] = []
+        for cache, slots, valid, size in used:
+            row, byte = _attention_rows(cache, slots[part].reshape(-1), size)
+            if valid is not None:
+                # They may hold anything, and a zero weight times NaN is NaN.
+                row.mul_(valid[part].reshape(-1, 1))
+                byte.mul_(valid[part].reshape(-1, 1))
+            rows.append(row.view(count, -1, ROW_BYTES // 8))
+            scales.append(byte.view(count, -1, 1))
+        row = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        byte = scales[0] if len(scales) == 1 else torch.cat(scales, 1)
+        keys = _decode_rows(row.view(-1, ROW_BYTES // 8), byte.view(-1, 1)).view(count, -1, HEAD)
+        out[part] = _attend(
+            queries[part], keys, None if bias is None else bias[part], sinks[part], scale
+        )
 
 
 def _attend_dense(
@@ -311,7 +336,7 @@ def _attend_dense(
     indices: list[Tensor] = []
     for cache, slots, block_size in caches:
         unique, index = _compact(slots)
-        decoded.append(_load_attention_rows(cache, unique, block_size, None))
+        decoded.append(_decode_rows(*_attention_rows(cache, unique, block_size)))
         indices.append(index)
     for begin in range(0, tokens, DENSE_CHUNK):
         end = min(begin + DENSE_CHUNK, tokens)
@@ -329,12 +354,8 @@ def _attend_dense(
             # Tokens of unrelated requests share nothing: gathering per token costs less.
             for part in range(begin, end, GATHER_TOKENS):
                 stop = min(part + GATHER_TOKENS, end)
-                out[part:stop] = _attend_gathered(
-                    q[part:stop].to(torch.float32),
-                    [(cache, slots[part:stop], size) for cache, slots, size in caches],
-                    sink,
-                    scale,
-                )
+                nearby = [(cache, slots[part:stop], size) for cache, slots, size in caches]
+                _attend_gathered(out[part:stop], q[part:stop], nearby, sink, scale)
             continue
         bias = torch.cat(biases, 1).unsqueeze(1).expand(-1, heads, -1).reshape(1, rows * heads, -1)
         flat = q[begin:end].to(torch.float32).view(1, rows * heads, HEAD)
@@ -506,8 +527,8 @@ def compress_norm_rope_store_indexer_cpu(
     code, inverse = ue8m0_round_up(amax / FP8_MAX)
     codes = (keys * inverse).to(torch.float8_e4m3fn).view(torch.uint8)
     scale = (code << 23).view(torch.uint8)
-    _store(kv_cache_2d, slots, kv_cache_block_size, 0, codes)
-    _store(kv_cache_2d, slots, kv_cache_block_size, kv_cache_block_size * INDEX_HEAD, scale)
+    scale_start = kv_cache_block_size * INDEX_HEAD
+    _store(kv_cache_2d, slots, kv_cache_block_size, (0, codes), (scale_start, scale))
 
 
 # ---------------------------------------------------------------------------------------- indexer
@@ -664,22 +685,32 @@ def _sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
             kernel.div_(kernel.sum(1, keepdim=True).add_(eps))
         return kernel
     matrix = kernel.numpy()
-    identity = np.broadcast_to(np.eye(n, dtype=np.float32) * np.float32(eps), matrix.shape)
-    # Row n.. of each state holds the previous sums, so that the eps term rides along in one matmul.
-    by_row = np.concatenate([matrix, identity], 2)
-    by_column = np.concatenate([matrix.transpose(0, 2, 1), identity], 2)
-    row_state = np.ones((tokens, 2 * n, 1), np.float32)  # 1 / C, then R
-    column_state = np.ones((tokens, 2 * n, 1), np.float32)  # 1 / R, then C
+    # The last n columns hold eps, and the states' last n rows the previous sums, so that eps R
+    # rides along in the same product.
+    both = np.empty((2, tokens, n, 2 * n), np.float32)
+    both[0, :, :, :n] = matrix
+    both[1, :, :, :n] = matrix.transpose(0, 2, 1)
+    both[..., n:] = _scaled_identity(n, eps)
+    by_row, by_column = both
+    row_state, column_state = np.ones((2, tokens, 2 * n, 1), np.float32)
     inverse_c, rows = row_state[:, :n], row_state[:, n:]
     inverse_r, columns = column_state[:, :n], column_state[:, n:]
     np.matmul(by_column, column_state, out=columns)
     np.reciprocal(columns, out=inverse_c)
-    for _ in range(iterations - 1):
+    for iteration in range(1, iterations):
         np.matmul(by_row, row_state, out=rows)
         np.reciprocal(rows, out=inverse_r)
+        settling = iteration % 4 == 0 and columns.copy()
         np.matmul(by_column, column_state, out=columns)
         np.reciprocal(columns, out=inverse_c)
+        if settling is not False and (np.abs(settling - columns) <= SETTLED * columns).all():
+            break
     return torch.from_numpy(matrix * inverse_r * inverse_c.transpose(0, 2, 1))
+
+
+@functools.cache
+def _scaled_identity(n: int, eps: float) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return np.eye(n, dtype=np.float32) * np.float32(eps)
 
 
 def hc_pre_fused_cpu(
@@ -701,7 +732,7 @@ def hc_pre_fused_cpu(
     streams = x.to(torch.float32)
     flat = streams.view(tokens, n * width)
     inverse_rms = torch.linalg.vecdot(flat, flat).div_(n * width).add_(rms_eps).rsqrt_()
-    scale = hc_scale.repeat_interleave(_gate_sizes(n))
+    scale = hc_scale.index_select(0, _gate_of(n))
     mixes = torch.mm(flat, hc_fn.t()).mul_(inverse_rms.unsqueeze(1)).mul_(scale).add_(hc_base)
     gates = mixes[:, : 2 * n].sigmoid()
     comb = _sinkhorn(mixes[:, 2 * n :].reshape(tokens, n, n), sinkhorn_iters, hc_eps)
@@ -709,13 +740,10 @@ def hc_pre_fused_cpu(
     return torch.bmm(pre, streams).squeeze(1).to(x.dtype), gates[:, n:] * 2.0, comb
 
 
-_GATE_SIZES: dict[int, Tensor] = {}
-
-
-def _gate_sizes(n: int) -> Tensor:
-    if n not in _GATE_SIZES:
-        _GATE_SIZES[n] = torch.tensor([n, n, n * n])
-    return _GATE_SIZES[n]
+@functools.cache
+def _gate_of(n: int) -> Tensor:
+    """Which of the three scales each of the (2 + n) n mixes takes: pre, post or comb."""
+    return torch.tensor([0] * n + [1] * n + [2] * (n * n))
 
 
 def hc_post_fused_cpu(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:

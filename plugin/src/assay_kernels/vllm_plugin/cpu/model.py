@@ -28,7 +28,7 @@ from assay_kernels.vllm_plugin.quant_config import AssayConfig
 from assay_kernels.vllm_plugin.settings import arithmetic
 from assay_kernels.vllm_plugin.summary import record_loaded
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.assay")
 
 ROPE_DIM = 64  # qk_rope_head_dim of every V4 model; vLLM's CPU operators know no other
 
@@ -107,7 +107,8 @@ class AssayDeepseekV4ForCausalLM(stock.DeepseekV4ForCausalLM):
         self._vllm_config = vllm_config
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load from the checkpoint's folder; vLLM's own iterator knows no dialect and is unused."""
+        """Load from the checkpoint's folder: vLLM's own iterator knows no dialect."""
+        next(iter(weights), None)  # starts the clock of vLLM's "Loading weights took"
         checkpoint = self._vllm_config.quant_config.checkpoint
         loaded = AutoWeightsLoader(self).load_weights(vllm_weights(checkpoint))
         missing = sorted(set(dict(self.named_parameters())) - set(loaded))

@@ -1,0 +1,206 @@
+"""The plugin's own rules between a checkpoint and vLLM: claiming, naming, sharing, refusing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from assay_kernels.checkpoint import CheckpointError, Precision
+from assay_kernels.vllm_plugin import loading, modules, settings
+from assay_kernels.vllm_plugin.quant_config import AssayConfig
+
+V4 = SimpleNamespace(model_type="deepseek_v4")
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        FP8 | {"moe_quant_algo": "NVFP4"},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+    ],
+    ids="ABC",
+)
+def test_v4_in_nvfp4_is_claimed(mark: dict[str, Any]) -> None:
+    assert AssayConfig.override_quantization_method(mark, None, hf_config=V4) == "assay"
+
+
+def test_other_models_and_native_checkpoints_are_left_to_vllm() -> None:
+    mark = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    llama = SimpleNamespace(model_type="llama")
+    assert AssayConfig.override_quantization_method(mark, None, hf_config=llama) is None
+    assert AssayConfig.override_quantization_method(FP8, None, hf_config=V4) is None
+
+
+def test_an_unknown_mark_is_one_clear_error() -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: .*quant_method.*'awq'"):
+        AssayConfig.override_quantization_method({"quant_method": "awq"}, None, hf_config=V4)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected", "kind"),
+    [
+        ("model.layers.1.attn.fused_wqa_wkv", ["attn.wq_a", "attn.wkv"], "attention"),
+        ("model.layers.1.attn.wo_a", ["attn.wo_a"], "wo_a"),
+        (
+            "model.layers.1.attn.compressor.fused_wkv_wgate",
+            ["attn.compressor.wkv", "attn.compressor.wgate"],
+            "compressor",
+        ),
+        (
+            "model.layers.1.attn.indexer.compressor.fused_wkv_wgate",
+            ["attn.indexer.compressor.wkv", "attn.indexer.compressor.wgate"],
+            "compressor",
+        ),
+        ("model.layers.1.attn.indexer.wq_b", ["attn.indexer.wq_b"], "indexer"),
+        (
+            "model.layers.1.ffn.shared_experts.gate_up_proj",
+            ["ffn.shared_experts.w1", "ffn.shared_experts.w3"],
+            "shared",
+        ),
+        (
+            "model.layers.1.ffn.shared_experts.down_proj",
+            ["ffn.shared_experts.w2"],
+            "shared",
+        ),
+    ],
+)
+def test_partitions_of_a_fused_module_in_row_order(
+    prefix: str, expected: list[str], kind: str
+) -> None:
+    assert modules.partitions(prefix) == [f"layers.1.{name}" for name in expected]
+    assert modules.kind(prefix) == kind
+
+
+def test_fused_matrices_stored_differently_are_refused() -> None:
+    config = AssayConfig()
+    stored = {
+        "layers.0.attn.wq_a": Precision.NVFP4,
+        "layers.0.attn.wkv": Precision.BF16,
+    }
+    config._checkpoint = SimpleNamespace(  # type: ignore[assignment]
+        directory=Path("model"), precision=stored.__getitem__
+    )
+    with pytest.raises(CheckpointError, match=r"layers\.0\.attn\.wq_a.*stored alike.*bf16"):
+        config._storage("model.layers.0.attn.fused_wqa_wkv")
+
+
+def reader(name: str, *scales: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        input_scale=SimpleNamespace(data=torch.tensor(scales)),
+        quant_method=SimpleNamespace(name=name),
+    )
+
+
+def layer(**scales: tuple[float, ...]) -> Any:
+    """A decoder layer's readers; anything not given is plain bf16 (no input_scale)."""
+    plain = SimpleNamespace()
+
+    def at(name: str) -> Any:
+        return reader(name, *scales[name]) if name in scales else plain
+
+    attn = SimpleNamespace(
+        fused_wqa_wkv=at("fused_wqa_wkv"),
+        wq_b=at("wq_b"),
+        wo_a=at("wo_a"),
+        wo_b=at("wo_b"),
+        compressor=SimpleNamespace(fused_wkv_wgate=at("compressor")),
+        indexer=SimpleNamespace(
+            wq_b=at("indexer_wq_b"),
+            compressor=SimpleNamespace(fused_wkv_wgate=at("indexer_compressor")),
+        ),
+    )
+    experts = SimpleNamespace(quant_method=SimpleNamespace(name="experts"))
+    for name in ("w13_input_scale", "w2_input_scale"):
+        if name in scales:
+            setattr(experts, name, SimpleNamespace(data=torch.tensor(scales[name])))
+    shared = SimpleNamespace(gate_up_proj=at("gate_up"), down_proj=at("down"))
+    ffn = SimpleNamespace(experts=SimpleNamespace(routed_experts=experts), shared_experts=shared)
+    return SimpleNamespace(attn=attn, ffn=ffn)
+
+
+def share(*layers: Any) -> list[str]:
+    model = SimpleNamespace(
+        named_modules=lambda: [(str(index), each) for index, each in enumerate(layers)]
+    )
+    return loading.share_input_scales(model)  # type: ignore[arg-type]
+
+
+def test_readers_of_one_input_share_the_largest_scale() -> None:
+    one = layer(
+        fused_wqa_wkv=(0.5, 0.25),
+        compressor=(1.0, 1.0),
+        indexer_compressor=(0.125, 2.0),
+        wq_b=(4.0,),
+        indexer_wq_b=(3.0,),
+        w13_input_scale=((0.1, 0.2), (0.3, 0.4)),  # type: ignore[arg-type]
+        gate_up=(0.25, 0.25),
+        w2_input_scale=(5.0, 6.0),
+    )
+    assert share(one) == []
+    attn = one.attn
+    for shared in (attn.fused_wqa_wkv, attn.compressor.fused_wkv_wgate):
+        assert shared.input_scale.data.tolist() == [2.0, 2.0]
+    assert attn.indexer.compressor.fused_wkv_wgate.input_scale.data.tolist() == [2.0, 2.0]
+    assert attn.indexer.wq_b.input_scale.data.tolist() == [4.0]
+    experts = one.ffn.experts.routed_experts
+    torch.testing.assert_close(experts.w13_input_scale.data, torch.full((2, 2), 0.4))
+    torch.testing.assert_close(
+        one.ffn.shared_experts.gate_up_proj.input_scale.data, torch.full((2,), 0.4)
+    )
+    assert experts.w2_input_scale.data.tolist() == [6.0, 6.0], "w2 reads another input"
+
+
+@pytest.mark.parametrize("unusable", [0.0, -1.0, float("inf"), float("nan")])
+def test_one_unusable_scale_makes_its_input_dynamic_and_is_named(unusable: float) -> None:
+    one = layer(fused_wqa_wkv=(0.5, unusable), compressor=(1.0, 1.0), wq_b=(4.0,))
+    assert share(one) == ["fused_wqa_wkv", "compressor"]
+    assert one.attn.compressor.fused_wkv_wgate.input_scale.data.tolist() == [0.0, 0.0]
+    assert one.attn.wq_b.input_scale.data.tolist() == [4.0]
+
+
+def fp8(scale: float) -> Any:
+    weight = torch.randn(256, 128).clamp(-4, 4).to(torch.float8_e4m3fn)
+    return weight, torch.full((2, 1), scale)
+
+
+def test_fp8_with_power_of_two_scales_decodes_exactly() -> None:
+    weight, scale = fp8(2.0**-7)
+    decoded = loading._decoded_fp8("layers.0.attn.wo_b.weight", weight, scale)
+    assert decoded.dtype == torch.bfloat16
+    assert torch.equal(decoded.double(), weight.double() * 2.0**-7)
+
+
+def test_fp8_with_any_other_scale_is_refused() -> None:
+    weight, scale = fp8(0.3)
+    with pytest.raises(CheckpointError, match=r"wo_b\.weight_scale_inv.*powers of two"):
+        loading._decoded_fp8("layers.0.attn.wo_b.weight", weight, scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("embed.weight", "model.embed_tokens.weight"),
+        ("head.weight", "lm_head.weight"),
+        ("norm.weight", "model.norm.weight"),
+        ("layers.1.ffn.gate.bias", "model.layers.1.ffn.gate.e_score_correction_bias"),
+        (
+            "layers.1.ffn.shared_experts.w2.weight_scale",
+            "model.layers.1.ffn.shared_experts.down_proj.weight_scale",
+        ),
+        ("layers.1.ffn.experts.3.w2.weight", "model.layers.1.ffn.experts.3.w2.weight"),
+    ],
+)
+def test_names_that_vllms_loader_expects(name: str, expected: str) -> None:
+    assert loading.vllm_name(name) == expected
+
+
+def test_a_misspelt_arithmetic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_ARITHMETIC", "w4a8")
+    with pytest.raises(ValueError, match=r"ASSAY_ARITHMETIC='w4a8'.*w4a16, w4a4, reference"):
+        settings.arithmetic()
