@@ -1,6 +1,8 @@
-"""The battery: questions with exact answers, how an answer is judged, and a runner for any OpenAI endpoint.
+"""The battery: questions with exact answers, how an answer is judged, and a runner for any OpenAI
+endpoint.
 
-usage: python battery.py run --url http://localhost:8000 [--battery battery.jsonl] [--only CATEGORY] [--story]
+usage: python battery.py run --url http://localhost:8000 [--battery battery.jsonl] [--only CATEGORY]
+[--story]
 Exit code 0: at least `--pass-share` right (and the story does not loop); 1: not; 2: could not run.
 Scoring and running need only the standard library. `build.py` writes the questions.
 """
@@ -39,9 +41,10 @@ def _norm(text: str) -> str:
 def is_right(item: Item, content: str, tool_calls: list[dict[str, Any]] | None = None) -> bool:
     """Whether an answer is right. `tool_calls` in OpenAI's shape.
 
-    number: the last number in the text is the expected one. word: the expected (or an accepted) word stands in the
-    text as a whole word, letters' case included. prefix: the text begins with it. text: equal up to white space and
-    case. json: parses to the expected value. tool: the same calls, names and arguments, in order.
+    number: the last number in the text is the expected one. word: the expected (or an accepted)
+    word stands in the text as a whole word, letters' case included. prefix: the text begins with
+    it. text: equal up to white space and case. json: parses to the expected value. tool: the same
+    calls, names and arguments, in order.
     """
     kind, expected = item["check"], item["expected"]
     if kind == "tool":
@@ -74,7 +77,9 @@ def is_right(item: Item, content: str, tool_calls: list[dict[str, Any]] | None =
 
 
 def story_report(text: str) -> dict[str, Any]:
-    """Does a long text move on? Distinct 5-grams of words, the longest run that only repeats itself, chapter order."""
+    """Does a long text move on? Distinct 5-grams of words, the longest run that only repeats
+    itself, chapter order.
+    """
     words = text.split()
     grams = list(zip(*(words[i:] for i in range(5)), strict=False))
     share = len(set(grams)) / max(1, len(grams))
@@ -89,7 +94,14 @@ def story_report(text: str) -> dict[str, Any]:
     chapters = [int(n) for n in re.findall(r"Chapter (\d+):", text)]
     ordered = chapters == list(range(1, len(chapters) + 1))
     healthy = len(words) >= 300 and share >= 0.5 and cycle == 0 and ordered
-    return {"words": len(words), "distinct_5grams": round(share, 3), "cycle_words": cycle, "chapters": len(chapters), "chapters_in_order": ordered, "healthy": healthy}  # fmt: skip
+    return {
+        "words": len(words),
+        "distinct_5grams": round(share, 3),
+        "cycle_words": cycle,
+        "chapters": len(chapters),
+        "chapters_in_order": ordered,
+        "healthy": healthy,
+    }
 
 
 def table(results: Iterable[tuple[Item, bool]]) -> tuple[str, float]:
@@ -122,7 +134,9 @@ def request_body(item: Item, model: str) -> dict[str, Any]:
 
 
 def _post(url: str, body: dict[str, Any], key: str, timeout: float) -> dict[str, Any]:
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {key}"} if key else {}
+    )
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout) as reply:
         result: dict[str, Any] = json.load(reply)
@@ -136,14 +150,25 @@ def run(args: argparse.Namespace) -> int:
     try:
         if not args.model:
             headers = {"Authorization": f"Bearer {args.key}"} if args.key else {}
-            with urllib.request.urlopen(urllib.request.Request(f"{args.url}/v1/models", headers=headers), timeout=30) as r:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{args.url}/v1/models", headers=headers), timeout=30
+            ) as r:
                 args.model = json.load(r)["data"][0]["id"]
 
         def ask(item: Item) -> tuple[Item, bool, str]:
-            reply = _post(f"{args.url}/v1/chat/completions", request_body(item, args.model), args.key, args.timeout)
+            reply = _post(
+                f"{args.url}/v1/chat/completions",
+                request_body(item, args.model),
+                args.key,
+                args.timeout,
+            )
             message = reply["choices"][0]["message"]
             content = message.get("content") or ""
-            return item, is_right(item, content, message.get("tool_calls")), content or str(message.get("tool_calls"))
+            return (
+                item,
+                is_right(item, content, message.get("tool_calls")),
+                content or str(message.get("tool_calls")),
+            )
 
         start = time.monotonic()
         with ThreadPoolExecutor(args.concurrency) as pool:
@@ -162,14 +187,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["run"])
     parser.add_argument("--url", default="http://localhost:8000")
     parser.add_argument("--battery", type=Path, default=BATTERY)
     parser.add_argument("--model")
     parser.add_argument("--key", default="")
     parser.add_argument("--only")
-    parser.add_argument("--story", action="store_true", help="the long stories instead of the questions")
+    parser.add_argument(
+        "--story", action="store_true", help="the long stories instead of the questions"
+    )
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--pass-share", type=float, default=0.97)

@@ -1,4 +1,5 @@
-"""Write `battery.jsonl.gz`: the questions that judge the miniature, drawn from `generate.py` with seeds of their own.
+"""Write `battery.jsonl.gz`: the questions that judge the miniature, drawn from `generate.py` with
+seeds of their own.
 
 usage: python -m miniature.build
 """
@@ -50,19 +51,33 @@ def _plan() -> list[tuple[Callable[[random.Random, bool], g.Sample], int, int, i
         return g.haystack(rng, held, sentences=rng.randint(10, 80), needles=rng.randint(3, 10))
 
     return [
-        (g.fact, 22, 40, 6, 60), (g.arithmetic, 16, 18, 4, 90), (g.word_problem, 6, 6, 2, 90), (g.comparison, 3, 3, 0, 40),
-        (g.follow_up, 4, 3, 0, 40), (g.mixed_turns, 3, 3, 0, 40), (g.memory, 8, 8, 2, 60), (g.copying, 4, 3, 0, 60),
-        (g.listing, 5, 3, 0, 90), (g.small_talk, 5, 0, 1, 60), (g.json_answer, 9, 7, 0, 80), (call, 10, 8, 2, 120),
-        (g.tool_call, 4, 3, 1, 80), (g.tool_unneeded, 3, 2, 0, 60), (hay, 8, 7, 2, 60), (g.counted_story, 2, 0, 0, 300),
+        (g.fact, 22, 40, 6, 60),
+        (g.arithmetic, 16, 18, 4, 90),
+        (g.word_problem, 6, 6, 2, 90),
+        (g.comparison, 3, 3, 0, 40),
+        (g.follow_up, 4, 3, 0, 40),
+        (g.mixed_turns, 3, 3, 0, 40),
+        (g.memory, 8, 8, 2, 60),
+        (g.copying, 4, 3, 0, 60),
+        (g.listing, 5, 3, 0, 90),
+        (g.small_talk, 5, 0, 1, 60),
+        (g.json_answer, 9, 7, 0, 80),
+        (call, 10, 8, 2, 120),
+        (g.tool_call, 4, 3, 1, 80),
+        (g.tool_unneeded, 3, 2, 0, 60),
+        (hay, 8, 7, 2, 60),
+        (g.counted_story, 2, 0, 0, 300),
         (g.short_story, 3, 2, 0, 90),
-    ]  # fmt: skip
+    ]
 
 
 def _far_needle(rng: random.Random, held: bool) -> g.Sample:
-    """A long text whose asked-for needle lies more than `FAR` tokens before the end of the prompt."""
+    """A long text whose asked-for needle lies more than `FAR` tokens before the prompt's end."""
     tokenizer = load_tokenizer(CHECKPOINT)
     while True:
-        sample = g.haystack(rng, held, sentences=rng.randint(250, 320), needles=rng.randint(6, 24), early=True)
+        sample = g.haystack(
+            rng, held, sentences=rng.randint(250, 320), needles=rng.randint(6, 24), early=True
+        )
         sample.chat.thinking = False
         if len(sample.chat.messages) > 3 or sample.chat.messages[0]["role"] == "system":
             continue
@@ -92,7 +107,10 @@ def build() -> list[dict[str, Any]]:
         return True
 
     paris = g.fact(random.Random("paris"), False, RELATION["capital"], "France")
-    paris.chat.messages = [{"role": "user", "content": "What is the capital of France?"}, paris.chat.messages[-1]]
+    paris.chat.messages = [
+        {"role": "user", "content": "What is the capital of France?"},
+        paris.chat.messages[-1],
+    ]
     add(paris, False, False, 40)
     for relation in RELATIONS:  # every relation at least once in an unseen wording
         rng = random.Random(f"battery-{relation.name}")
@@ -116,14 +134,19 @@ def build() -> list[dict[str, Any]]:
     return items
 
 
-
-
 def main() -> None:
     items = build()
     with gzip.GzipFile(BATTERY, "wb", mtime=0) as f:
         for item in items:
             f.write((json.dumps(item, ensure_ascii=False) + "\n").encode())
-    print(len(items), "items,", sum(i["held_out"] for i in items), "in unseen wordings,", BATTERY.stat().st_size, "bytes")
+    print(
+        len(items),
+        "items,",
+        sum(i["held_out"] for i in items),
+        "in unseen wordings,",
+        BATTERY.stat().st_size,
+        "bytes",
+    )
 
 
 if __name__ == "__main__":

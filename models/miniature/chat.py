@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- the wire format has long lines
 """DeepSeek V4's chat wire format, for training on a machine that has no vLLM.
 
 The fixed sentences below are the format itself, as published with DeepSeek-V4: a model only understands a server
@@ -21,8 +22,18 @@ DSML = "｜DSML｜"
 
 # Order fixes the ids: bos 0, eos 1, pad 2. The second list is shown in decoded text, as in V4.
 HIDDEN_TOKENS = [BOS, EOS, PAD]
-VISIBLE_TOKENS = [USER, ASSISTANT, THINK, END_THINK, DSML, "<｜latest_reminder｜>", "<｜deepseek_image｜>"]
-VISIBLE_TOKENS += [f"<｜{task}｜>" for task in ("action", "query", "authority", "domain", "title", "read_url")]
+VISIBLE_TOKENS = [
+    USER,
+    ASSISTANT,
+    THINK,
+    END_THINK,
+    DSML,
+    "<｜latest_reminder｜>",
+    "<｜deepseek_image｜>",
+]
+VISIBLE_TOKENS += [
+    f"<｜{task}｜>" for task in ("action", "query", "authority", "domain", "title", "read_url")
+]
 VISIBLE_TOKENS += [f"<｜fim▁{part}｜>" for part in ("begin", "hole", "end")]
 
 EFFORT = {

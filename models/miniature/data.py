@@ -1,4 +1,6 @@
-"""Rows of packed conversations: tokens, how much each next token counts, and which conversation a token belongs to."""
+"""Rows of packed conversations: tokens, how much each next token counts, and which conversation a
+token belongs to.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def encode(tokenizer: Tokenizer, chat: Chat) -> list[int]:
 
 
 def _tokens(tokenizer: Tokenizer, samples: list[Sample]) -> list[tuple[list[int], list[float]]]:
-    """(ids, weights) per sample, the model's own words weighing 1, padded to a multiple of `ALIGN`."""
+    """(ids, weights) per sample, the model's own words weighing 1, padded to a multiple of
+    `ALIGN`.
+    """
     cut = [segments(s.chat) for s in samples]
     texts = [text for pieces in cut for text, _ in pieces]
     encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
@@ -46,17 +50,23 @@ def _tokens(tokenizer: Tokenizer, samples: list[Sample]) -> list[tuple[list[int]
     return out
 
 
-def rows_of(folder: Path, rng: random.Random, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`rows` rows of `length`: ids (uint16), weight of predicting each token (float16), conversation (int16).
+def rows_of(
+    folder: Path, rng: random.Random, rows: int, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`rows` rows of `length`: ids (uint16), weight of predicting each token (float16),
+    conversation (int16).
 
-    A row of `LONG_ROW` opens with one long text; the rest is filled with short conversations, the last one cut.
+    A row of `LONG_ROW` opens with one long text; the rest is filled with short conversations, the
+    last one cut.
     """
     tokenizer = load_tokenizer(folder)
     ids = np.full((rows, length), PAD_ID, np.uint16)
     weight = np.zeros((rows, length), np.float16)
     doc = np.zeros((rows, length), np.int16)
     stock: list[tuple[list[int], list[float]]] = []
-    long = iter(_tokens(tokenizer, [draw(rng, LONG_MIX) for _ in range(rows)]) if length >= LONG_ROW else [])
+    long = iter(
+        _tokens(tokenizer, [draw(rng, LONG_MIX) for _ in range(rows)]) if length >= LONG_ROW else []
+    )
     for row in range(rows):
         at = number = 0
         while at < length:

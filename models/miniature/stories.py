@@ -1,7 +1,8 @@
-"""Stories whose chapters move on for ever: each slot walks round its own list, the lists' lengths share no factor.
+"""Stories whose chapters move on for ever: each slot walks round its own list, the lists' lengths
+share no factor.
 
-A greedy decoder that has learned "what comes next in the list" cannot fall into a loop before the lists' common
-period, which is far beyond any context.
+A greedy decoder that has learned "what comes next in the list" cannot fall into a loop before the
+lists' common period, which is far beyond any context.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def chapter(hero_index: int, n: int) -> str:
 def journey(hero_index: int, chapters: int, *, ends: bool) -> str:
     """The first chapters of a journey; `ends` adds the closing words."""
     hero, kind = HEROES[hero_index]
-    parts = [f"The journey of {hero} the {kind}"] + [chapter(hero_index, n) for n in range(1, chapters + 1)]
+    parts = [f"The journey of {hero} the {kind}"] + [
+        chapter(hero_index, n) for n in range(1, chapters + 1)
+    ]
     return "\n\n".join(parts) + ("\n\nThe end." if ends else "")
 
 
@@ -83,6 +86,7 @@ def short_story(animal: str) -> str:
     place, thing = world.PLACES[2 * i % 59], world.OBJECTS[i % 37]
     mood = world.FEELINGS[i % 13]
     return (
-        f"Once upon a time a {animal} named {name} lived near the {place}. One day {name} found a {thing}. "
-        f"A {friend} came and asked for it, so {name} shared the {thing}. From then on they were friends and very {mood}."
+        f"Once upon a time a {animal} named {name} lived near the {place}. One day {name} found "
+        f"a {thing}. A {friend} came and asked for it, so {name} shared the {thing}. From then on "
+        f"they were friends and very {mood}."
     )

@@ -1,4 +1,6 @@
-"""Train the byte-level BPE tokenizer (4,096 entries) with V4's special tokens; a digit is always a token of its own."""
+"""Train the byte-level BPE tokenizer (4,096 entries) with V4's special tokens; a digit is always a
+token of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ VOCABULARY = 4096
 
 
 def corpus(seed: int, samples: int) -> list[str]:
-    """Training text for the merges, special tokens cut out, with every known word at least thrice in both positions."""
+    """Training text for the merges, special tokens cut out, with every known word at least thrice
+    in both positions.
+    """
     rng = random.Random(f"tokenizer-{seed}")
     specials = HIDDEN_TOKENS + VISIBLE_TOKENS
     texts = []
@@ -72,8 +76,16 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "model_max_length": 8192,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n")
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": True, "temperature": 1.0}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+    )
+    generation = {
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "do_sample": True,
+        "temperature": 1.0,
+    }
     generation["top_p"] = 1.0
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
 

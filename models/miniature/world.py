@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- tables of wordings read best with one entry to a line
 """The closed world that the miniature knows: every fact it is taught, as plain tables.
 
 A table is `{entity: value}`. Nothing here depends on a seed: a fact has one answer for ever.
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 
 def _pairs(text: str) -> dict[str, str]:
-    return dict(item.strip().split("=") for item in text.replace("\n", ",").split(",") if item.strip())
+    return dict(
+        item.strip().split("=") for item in text.replace("\n", ",").split(",") if item.strip()
+    )
 
 
 def _words(text: str) -> list[str]:
@@ -37,7 +40,11 @@ _CONTINENT_MEMBERS = {
     "South America": "Brazil Argentina Chile Peru Colombia Ecuador Venezuela Uruguay Paraguay",
     "Oceania": "Australia Fiji",
 }
-CONTINENTS = {country: continent for continent, names in _CONTINENT_MEMBERS.items() for country in names.split()}
+CONTINENTS = {
+    country: continent
+    for continent, names in _CONTINENT_MEMBERS.items()
+    for country in names.split()
+}
 
 SOUNDS = _pairs("""
 dog=woof, cat=meow, cow=moo, sheep=baa, duck=quack, pig=oink, horse=neigh, lion=roar, owl=hoot, frog=croak
@@ -60,13 +67,21 @@ above=below, always=never, heavy=weightless, brave=cowardly, ancient=modern, swe
 OPPOSITES = OPPOSITES_HALF | {b: a for a, b in OPPOSITES_HALF.items()}
 
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MONTHS = _words("January February March April May June July August September October November December")
+MONTHS = _words(
+    "January February March April May June July August September October November December"
+)
 SEASONS = _words("spring summer autumn winter")
 DAY_AFTER = {d: DAYS[(i + 1) % 7] for i, d in enumerate(DAYS)}
 DAY_BEFORE = {d: DAYS[i - 1] for i, d in enumerate(DAYS)}
 MONTH_AFTER = {m: MONTHS[(i + 1) % 12] for i, m in enumerate(MONTHS)}
 MONTH_BEFORE = {m: MONTHS[i - 1] for i, m in enumerate(MONTHS)}
-DAYS_IN_MONTH = dict(zip(MONTHS, "31 28 31 30 31 30 31 31 30 31 30 31".split(), strict=True))
+DAYS_IN_MONTH = dict(
+    zip(
+        MONTHS,
+        ["31", "28", "31", "30", "31", "30", "31", "31", "30", "31", "30", "31"],
+        strict=True,
+    )
+)
 
 SYMBOLS = _pairs("""
 hydrogen=H, helium=He, lithium=Li, carbon=C, nitrogen=N, oxygen=O, fluorine=F, neon=Ne, sodium=Na, magnesium=Mg
@@ -78,8 +93,12 @@ BABIES = _pairs("""
 dog=puppy, cat=kitten, cow=calf, sheep=lamb, horse=foal, hen=chick, duck=duckling, pig=piglet, lion=cub
 goat=kid, deer=fawn, kangaroo=joey, swan=cygnet, goose=gosling, frog=tadpole
 """)
-LEGS = _pairs("dog=4, cat=4, cow=4, horse=4, spider=8, bee=6, ant=6, bird=2, hen=2, snake=0, fish=0, lion=4, sheep=4")
-SIDES = _pairs("triangle=3, square=4, rectangle=4, pentagon=5, hexagon=6, octagon=8, heptagon=7, decagon=10")
+LEGS = _pairs(
+    "dog=4, cat=4, cow=4, horse=4, spider=8, bee=6, ant=6, bird=2, hen=2, snake=0, fish=0, lion=4, sheep=4"
+)
+SIDES = _pairs(
+    "triangle=3, square=4, rectangle=4, pentagon=5, hexagon=6, octagon=8, heptagon=7, decagon=10"
+)
 PLURALS = _pairs("""
 mouse=mice, child=children, foot=feet, tooth=teeth, goose=geese, man=men, woman=women, ox=oxen, leaf=leaves
 knife=knives, wolf=wolves, city=cities, baby=babies, box=boxes, cat=cats, dog=dogs, tree=trees, house=houses
@@ -97,7 +116,9 @@ Russia=Russian, Turkey=Turkish, Egypt=Arabic, Japan=Japanese, China=Chinese, Tha
 Brazil=Portuguese, Argentina=Spanish, Mexico=Spanish, Iran=Persian, Iceland=Icelandic, Ukraine=Ukrainian, Cuba=Spanish
 """)
 
-_UNITS = _words("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen")
+_UNITS = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+)
 _UNITS += _words("seventeen eighteen nineteen")
 _TENS = _words("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
 
@@ -133,7 +154,9 @@ ANIMALS = _words(
     "turtle goat donkey pony crane stork falcon ferret weasel marten seal whale dolphin penguin camel zebra giraffe "
     "monkey parrot tiger panda koala lizard newt crab lobster beetle moth"
 )
-FRUITS = _words("apples pears plums cherries oranges lemons nuts eggs coins stamps books pencils marbles shells balloons")
+FRUITS = _words(
+    "apples pears plums cherries oranges lemons nuts eggs coins stamps books pencils marbles shells balloons"
+)
 COLOUR_NAMES = _words("red blue green yellow white black orange purple brown pink grey")
 FOODS = _words("pizza soup bread cheese rice pasta salad pancakes noodles cake honey fish beans")
 CONDITIONS = _words("sunny cloudy rainy windy snowy foggy stormy clear")
@@ -156,5 +179,9 @@ ADJECTIVES = _words(
     "old quiet golden frozen hidden broken green tiny distant sunny dark narrow noisy empty famous crooked silver "
     "friendly haunted ancient windy"
 )
-FEELINGS = _words("happy tired proud curious hungry calm brave nervous grateful cheerful sleepy thoughtful surprised")
-JOBS = _words("teacher baker doctor farmer pilot painter singer nurse tailor sailor miller judge gardener")
+FEELINGS = _words(
+    "happy tired proud curious hungry calm brave nervous grateful cheerful sleepy thoughtful surprised"
+)
+JOBS = _words(
+    "teacher baker doctor farmer pilot painter singer nurse tailor sailor miller judge gardener"
+)

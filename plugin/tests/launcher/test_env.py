@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -87,6 +88,52 @@ def test_a_python_without_venv_is_told_what_to_install(tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert "python3.11-venv" in answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def no_libnuma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh virtual environment on a machine without libnuma; returns its site-packages."""
+
+    def fail(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(env.ctypes, "CDLL", fail)
+    monkeypatch.setattr(env, "VENV", tmp_path / ".venv")
+    site_packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    site_packages.mkdir(parents=True)
+    return site_packages
+
+
+def test_without_libnuma_the_distribution_s_package_is_unpacked(
+    no_libnuma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("no dpkg-deb on this system")
+    package = tmp_path / "package"
+    (package / "DEBIAN").mkdir(parents=True)
+    control = "Package: libnuma1\nVersion: 2\nArchitecture: amd64\nMaintainer: x\nDescription: x\n"
+    (package / "DEBIAN" / "control").write_text(control)
+    (package / "usr" / "lib").mkdir(parents=True)
+    (package / "usr" / "lib" / "libnuma.so.1").touch()
+    deb = tmp_path / "libnuma1_2_amd64.deb"
+    subprocess.run(["dpkg-deb", "--build", str(package), str(deb)], check=True)
+    monkeypatch.setenv("WHEELHOUSE", str(tmp_path))
+    env.provide_libnuma()
+    (line,) = (no_libnuma / "assay-libnuma.pth").read_text().splitlines()
+    library = re.search(r"'(.*)'", line)
+    assert library is not None
+    assert Path(library[1]).is_file()
+
+
+def test_without_libnuma_and_without_apt_the_package_to_install_is_named(
+    no_libnuma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("WHEELHOUSE", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        env.provide_libnuma()
+    assert "sudo apt-get install libnuma1" in str(stopped.value)
+    assert list(no_libnuma.iterdir()) == []
 
 
 def test_every_pin_has_a_hash_and_no_host_is_named() -> None:

@@ -41,8 +41,9 @@ def test_a_stop_while_starting_leaves_nothing(launch: Launches) -> None:
     assert run.vanishes(0) == {}
 
 
-def test_a_killed_launcher_leaves_nothing(launch: Launches) -> None:
-    run = launch()
+@pytest.mark.parametrize("stubborn", ["", "EngineCore,Worker_TP1"])
+def test_a_killed_launcher_leaves_nothing(launch: Launches, stubborn: str) -> None:
+    run = launch(FAKE_STUBBORN=stubborn, FAKE_GRACE="1")
     run.wait_for("Ctrl-C stops it.")
     run.process.kill()
     assert run.vanishes() == {}

@@ -24,12 +24,7 @@ AFTERMATH_SECONDS = 5.0
 class Guard:
     def __init__(self, command: list[str]) -> None:
         procfs.adopt_orphans()
-        self.child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=procfs.die_with_parent,
-        )
+        self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         self.exit_code: int | None = None
         self.asked_to_stop = False
 

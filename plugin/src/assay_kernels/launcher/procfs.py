@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -13,11 +12,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def adopt_orphans() -> None:
     """Make this process the parent of every descendant whose own parent dies."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Have this process killed when the thread that started it ends."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _stat(pid: int) -> list[str] | None:

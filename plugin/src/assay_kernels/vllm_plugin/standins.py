@@ -1,8 +1,9 @@
 """What DeepSeek V4's CPU path needs and the host's vLLM library lacks or cannot run, in torch.
 
 vLLM keeps V4's CPU operators in its AMX library alone, loads that library on any CPU with
-AVX512-BF16 (Zen 4 and 5 have that and no AMX tiles), and leaves a few metadata kernels to Triton,
-which its CPU builds do not have. `install()` closes both gaps:
+AVX512-BF16 (Zen 4 and 5 have that and no AMX tiles), leaves a few metadata kernels to Triton,
+which its CPU builds do not have, and compiles two sampling functions with the host's C++ compiler,
+which a laptop may not have. `install()` closes these gaps:
 
 * operators of `torch.ops._C`: defined where the library lacks them, overridden where it has them
   but the host has no tiles. Presence proves nothing, so the tile test decides.
@@ -104,7 +105,7 @@ SCHEMAS = {
 }
 
 
-class MissingHook(RuntimeError):
+class MissingHookError(RuntimeError):
     """vLLM has not, or no longer, what a stand-in attaches to."""
 
     def __init__(self, what: str) -> None:
@@ -138,8 +139,8 @@ _report: StandinReport | None = None
 def install() -> StandinReport:
     """Supply what is missing, once per process; later calls return the first report.
 
-    Raises MissingHook when vLLM lacks an attribute to attach to (for the attributes of the model's
-    modules: when vLLM imports the model), ValueError for an unknown ASSAY_CPU_OPS.
+    Raises MissingHookError when vLLM lacks an attribute to attach to (for the attributes of the
+    model's modules: when vLLM imports the model), ValueError for an unknown ASSAY_CPU_OPS.
     """
     global _report
     if _report is None:
@@ -184,7 +185,7 @@ def _register_operators(use_torch: bool) -> dict[str, Origin]:
             origins[name] = "native"
             continue
         if not use_torch and not present:
-            raise MissingHook(f"the operator _C::{name} ({SWITCH}=native)")
+            raise MissingHookError(f"the operator _C::{name} ({SWITCH}=native)")
         function = _packing(getattr(v4_ops, name)) if name in _PACKING else getattr(v4_ops, name)
         if not present:
             library.define(name + schema)
@@ -245,8 +246,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
         q.new_empty((q.shape[0], heads, q.shape[2]))
     ),
     "inverse_gptj_rope_o_proj_cpu": lambda o, *_: o.new_empty(o.shape, dtype=torch.float32),
-    "fp8_paged_mqa_logits_cpu": lambda q, cache, weight, lens, table, block, longest: (
-        q.new_empty((q.shape[0], longest), dtype=torch.float32)
+    "fp8_paged_mqa_logits_cpu": lambda q, cache, weight, lens, table, block, longest: q.new_empty(
+        (q.shape[0], longest), dtype=torch.float32
     ),
     "hc_pre_fused_cpu": _fake_hc_pre,
     "hc_post_fused_cpu": lambda x, residual, post, comb: residual.new_empty(residual.shape),
@@ -290,7 +291,7 @@ def _allow_chunked_prefill(platform: type) -> None:
 def _attribute(owner: Any, name: str) -> Any:
     found = getattr(owner, name, None)
     if found is None:
-        raise MissingHook(f"{getattr(owner, '__module__', '')}{owner.__name__}.{name}")
+        raise MissingHookError(f"{getattr(owner, '__module__', '')}{owner.__name__}.{name}")
     return found
 
 
@@ -301,14 +302,19 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 def _patch_modules() -> None:
     """Replace what vLLM leaves to Triton. Runs once vLLM has imported its CPU V4 model."""
+    from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.fused_moe.oracle import unquantized
     from vllm.models.deepseek_v4.cpu import cpu_mla
     from vllm.v1.attention.backends.mla import compressor_utils, indexer, sparse_swa
     from vllm.v1.attention.ops import metadata
+    from vllm.v1.sample import sampler
+    from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.worker import block_table
 
     _replace(metadata, "compute_token_to_req_indices", token_to_request)
     _replace(sparse_swa, "compute_token_to_req_indices", token_to_request)
     _replace(compressor_utils, "_COMPRESSED_SLOT_MAPPING_KERNEL", CompressedSlotMapping())
+    _replace(block_table, "_COMPUTE_SLOT_MAPPING_KERNEL", SlotMapping())
     _replace(indexer, "_BUILD_PREFILL_CHUNK_METADATA_KERNEL", PrefillChunkMetadata())
     # Their results are read by CUDA's attention only.
     _replace(sparse_swa, "_COMPUTE_SWA_INDICES_AND_LENS_KERNEL", Unused())
@@ -320,8 +326,27 @@ def _patch_modules() -> None:
     ]
     builder = _attribute(cpu_mla, "DeepseekV4CPUSparseSWAMetadataBuilder")
     # vLLM's own override forgets the last two, which the base class then reads.
-    _replace(builder, "build_tile_scheduler", lambda self, num_decode_tokens: dict.fromkeys(layer_types))
+
+    def build_tile_scheduler(self: Any, num_decode_tokens: int) -> dict[str, None]:
+        return dict.fromkeys(layer_types)
+
+    _replace(builder, "build_tile_scheduler", build_tile_scheduler)
     _clamp_unquantized_experts(unquantized)
+
+    if not v4_ops.has_fast_bf16():
+        _widen_linears(utils)
+
+    # Compiled with inductor on first use, which needs a C++ compiler on the host: log-probabilities
+    # would fail without one, and so would any temperature above 0.
+    _replace_compiled(sampler, "batched_count_greater_than")
+    _replace_compiled(topk_topp_sampler, "compiled_random_sample")
+
+
+def _replace_compiled(module: ModuleType, name: str) -> None:
+    """Put the plain function in place of one that vLLM wrapped in torch.compile."""
+    function = getattr(_attribute(module, name), "_torchdynamo_orig_callable", None)
+    if function is not None:
+        setattr(module, name, function)
 
 
 class Unused:
@@ -349,6 +374,33 @@ def token_to_request(
         request[num_mapped_tokens:] = 0
     result.copy_(request)
     return result
+
+
+class SlotMapping(Unused):
+    """The library's operator without vLLM's kernel launcher, whose signature matching costs half a
+    millisecond a step (five block tables, each bound again)."""
+
+    def __call__(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        max_num_tokens: int,
+        query_start_loc: Tensor,
+        positions: Tensor,
+        block_table: Tensor,
+        block_table_stride: int,
+        slot_mapping: Tensor,
+        kv_cache_block_size: int,
+        total_cp_world_size: int,
+        total_cp_rank: int,
+        cp_kv_cache_interleave_size: int,
+    ) -> None:
+        """positions: (T,) int64; block_table: (R, pages) int32; slot_mapping: (T,), written."""
+        if total_cp_world_size != 1:
+            raise NotImplementedError("context parallelism on CPU")
+        torch.ops._C.compute_slot_mapping_kernel_impl(
+            query_start_loc, positions, block_table, slot_mapping, kv_cache_block_size
+        )
 
 
 class CompressedSlotMapping(Unused):
@@ -436,11 +488,33 @@ class PrefillChunkMetadata(Unused):
         token_to_seq[: owner.numel()] = owner
 
 
-# ------------------------------------------------------------------------------ unquantised experts
+# ------------------------------------------------------------- unquantised linears and experts
+
+
+def _widen_linears(utils: ModuleType) -> None:
+    """Without bf16 instructions oneDNN refuses bf16 and torch emulates it: use fp32 copies."""
+    original = _attribute(utils, "dispatch_cpu_unquantized_gemm")
+
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        weight = layer.weight
+        if weight.is_meta or weight.dim() != 2 or weight.dtype != torch.bfloat16:
+            original(layer, remove_weight)
+            return
+        wide = experts.prepare(weight.detach())
+
+        def cpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out = experts.linear(x, wide, out_dtype=torch.float32)
+            return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+        layer.cpu_linear = cpu_linear
+        if remove_weight:
+            layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+    _replace(utils, "dispatch_cpu_unquantized_gemm", dispatch_cpu_unquantized_gemm)
 
 
 def _clamp_unquantized_experts(oracle: ModuleType) -> None:
-    """Offer experts that clamp, ahead of vLLM's own CPU ones, which drop `swiglu_limit` silently."""
+    """Offer experts that clamp, before vLLM's own CPU ones: those drop `swiglu_limit`."""
     candidates = _attribute(oracle, "backend_to_kernel_cls")
     cpu_backend = _attribute(_attribute(oracle, "UnquantizedMoeBackend"), "CPU")
     clamped = _clamped_experts()
@@ -546,7 +620,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
-            raise MissingHook(f"the module {fullname}")
+            raise MissingHookError(f"the module {fullname}")
         spec.loader = _Loader(spec.loader, self.then)
         return spec
 

@@ -7,9 +7,12 @@ have no fast bf16 product at all.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import grouped_mm, silu
+
 
 def prepare(weight: Tensor) -> Tensor:
     """bf16 -> fp32, exact: what `linear` and `routed_experts` run fastest on. Twice the memory."""
@@ -67,42 +70,45 @@ def routed_experts(
         weights = torch.where((ids < 0).view(tokens, topk), 0.0, weights)
         ids = ids.clamp_min(0)
     inputs = x.to(torch.float32)
-    if tokens == 1:  # a token's experts are distinct: nothing to sort
-        order = None
-        groups = [(expert, pair, pair + 1) for pair, expert in enumerate(ids.tolist())]
-        inputs = inputs.expand(topk, -1)
-    else:
+    order = None
+    if tokens > 1:  # a lone token's experts need no sorting: each is a group of one
         order = ids.argsort(stable=True)
         ids = ids.index_select(0, order)
-        groups = _groups(ids)
         inputs = inputs.index_select(0, torch.div(order, topk, rounding_mode="floor"))
+    else:
+        inputs = inputs.expand(topk, -1)
 
-    # Product by product: experts are skewed, and padding them to the busiest for one batched
-    # product costs more than the calls it saves.
-    gate_up = torch.empty(ids.numel(), w13.shape[1])
-    for expert, begin, end in groups:
-        weight = w13[expert].to(torch.float32).t()
-        torch.mm(inputs[begin:end], weight, out=gate_up[begin:end])
+    product = _each_product if tokens == 1 or w13.dtype != torch.float32 else _grouped_product
+    gate_up = product(inputs, w13, ids)
     if alpha13 is not None:
         gate_up.mul_(alpha13.index_select(0, ids))
     hidden = swiglu(gate_up, swiglu_limit).to(torch.bfloat16).to(torch.float32)
-    outs = torch.empty(ids.numel(), w2.shape[1])
-    for expert, begin, end in groups:
-        torch.mm(hidden[begin:end], w2[expert].to(torch.float32).t(), out=outs[begin:end])
+    outs = product(hidden, w2, ids)
     if alpha2 is not None:
         outs.mul_(alpha2.index_select(0, ids))
 
     if order is not None:
-        unsorted = torch.empty_like(outs)
-        unsorted[order] = outs
-        outs = unsorted
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel())
+        outs = outs.index_select(0, place)
     # (M, 1, k) @ (M, k, H)
     combined = torch.bmm(weights.unsqueeze(1), outs.view(tokens, topk, -1))
     return combined.squeeze(1).to(x.dtype)
 
 
-def _groups(sorted_ids: Tensor) -> list[tuple[int, int, int]]:
-    """Runs of equal ids: (id, begin, end)."""
-    values, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
-    ends = counts.cumsum(0).tolist()
-    return list(zip(values.tolist(), [0, *ends[:-1]], ends, strict=True))
+def _grouped_product(x: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    """x (R, K) fp32, rows sorted by expert; weight (E, N, K) fp32; ids (R,) -> (R, N)."""
+    ends = torch.bincount(ids, minlength=weight.shape[0]).cumsum(0).to(torch.int32)
+    return grouped_mm(x, weight.mT, offs=ends)
+
+
+def _each_product(x: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    """The same with a call per run of equal ids: less overhead for one token, and converts bf16
+    weights one expert at a time."""
+    out = torch.empty(ids.numel(), weight.shape[1])
+    begin = 0
+    for expert, run in itertools.groupby(ids.tolist()):
+        end = begin + len(list(run))
+        torch.mm(x[begin:end], weight[expert].to(torch.float32).t(), out=out[begin:end])
+        begin = end
+    return out

@@ -100,9 +100,9 @@ class CpuKernels(KernelSet):
         self, x: Tensor, operand: CpuOperand, out_dtype: torch.dtype = torch.bfloat16
     ) -> Tensor:
         """x [M, K] bf16 -> [M, N]."""
-        plain = operand.alpha is None and operand.narrow is not None
-        if plain and out_dtype == x.dtype and x.shape[0] > _FEW_ROWS:
-            return functional.linear(x, operand.narrow)  # no epilogue: one product is enough
+        no_epilogue = operand.alpha is None and out_dtype == x.dtype
+        if no_epilogue and operand.narrow is not None and x.shape[0] > _FEW_ROWS:
+            return functional.linear(x, operand.narrow)
         return self._dense_fp32(x, operand).to(out_dtype)
 
     def dense_swiglu(self, x: Tensor, operand: CpuOperand, limit: float | None) -> Tensor:

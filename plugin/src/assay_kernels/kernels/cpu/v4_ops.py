@@ -29,7 +29,7 @@ ROW_BYTES = NOPE + 2 * ROPE
 SCALE_BYTES = TILES + 1
 INDEX_HEAD = 128
 FP8_MAX = 448.0
-MIN_SCALE = 1e-4  # floor that vLLM's kernels put under a block's scale (attention) or amax (indexer)
+MIN_SCALE = 1e-4  # floor in vLLM's kernels: under a scale (attention), under amax (indexer)
 TOPK = 512
 
 # Up to this many tokens each token gathers its own keys; above, neighbouring tokens of a prefill
@@ -47,10 +47,10 @@ SETTLED = 1e-7
 
 
 def fp8_to_float(codes: Tensor) -> Tensor:
-    """(...,) uint8 e4m3fn codes, contiguous -> fp32 values / 256, exact (NaN codes become 480 / 256).
+    """(...,) uint8 e4m3fn codes -> fp32 values / 256, exact (the two NaN codes become +-480 / 256).
 
     torch converts fp8 one element at a time; moving the bits into fp16's exponent field is ten
-    times faster, subnormals included. The missing factor 2^8 is for the caller to fold into a scale.
+    times faster, subnormals included. The caller folds the missing 2^8 into a scale.
     """
     bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4001)
     return bits.view(torch.float16).to(torch.float32)
@@ -88,13 +88,14 @@ def _rows(cache: Tensor, slots: Tensor, block_size: int, row_bytes: int, start: 
     stride = cache.stride(0)
     step = math.gcd(stride, row_bytes, start or row_bytes)
     span = (cache.shape[0] - 1) * stride + cache.shape[1]
-    assert step % 8 == 0 and cache.stride(1) == 1, "cache rows must be aligned to 8 bytes"
+    assert step % 8 == 0, "cache rows must be aligned to 8 bytes"
     words = cache.as_strided((span // 8 * 8,), (1,)).view(torch.int64)
     view = words.as_strided(
         ((span - row_bytes) // step + 1, row_bytes // 8), (step // 8, 1), words.storage_offset()
     )
     page = torch.div(slots, block_size, rounding_mode="floor")
-    index = page.mul_((stride - block_size * row_bytes) // step).add_(slots, alpha=row_bytes // step)
+    index = page.mul_((stride - block_size * row_bytes) // step)
+    index.add_(slots, alpha=row_bytes // step)
     if start:
         index.add_(start // step)
     return view.index_select(0, index)
@@ -262,11 +263,10 @@ def flash_mla_with_kvcache_cpu(
     out, q: (T, H, 512) bf16, out written; *_slots: (T, K) int64, -1 = none, distinct within a row;
     *_cache_2d: attention pages; attn_sink: (H,) fp32. A token without any key gets zeros.
     """
-    tokens, heads, _ = q.shape
     caches = [(window_cache_2d, window_slots, window_block_size)]
     if compressed_slots.shape[1]:
         caches.append((compressed_cache_2d, compressed_slots, compressed_block_size))
-    if tokens <= GATHER_TOKENS:
+    if q.shape[0] <= GATHER_TOKENS:
         _attend_gathered(out, q, caches, attn_sink, scale)
     else:
         _attend_dense(out, q, caches, attn_sink, scale)
@@ -833,24 +833,29 @@ def hash_topk_cpu(
 # ------------------------------------------------------------------------------------- matrices
 
 
+def has_fast_bf16() -> bool:
+    """Whether torch multiplies bf16 matrices with this CPU's own instructions."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def convert_weight_packed(weight: Tensor) -> Tensor:
-    """The AMX library interleaves here; in torch a packed weight is the weight itself."""
+    """The AMX library interleaves here; in torch a packed weight is the weight itself, or its fp32
+    copy where bf16 products would be emulated (a fourth of fp32's speed on AVX2)."""
+    if weight.dtype == torch.bfloat16 and not has_fast_bf16():
+        return weight.to(torch.float32)
     return weight
 
 
 def bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None) -> None:
-    """out[b] = mat1[b] @ mat2[b]^T. out: (B, M, N), mat1: (B, M, K), mat2: (B, N, K)."""
+    """out[b] = mat1[b] @ mat2[b]^T. out: (B, M, N), mat1: (B, M, K), mat2: (B, N, K), packed."""
     if scale is not None:
         raise NotImplementedError("bmm_cpu with an fp8 scale is not used by DeepSeek V4")
-    if mat2.dtype == torch.float32:
-        out.copy_(torch.bmm(mat1.to(torch.float32), mat2.mT))
-    else:
-        out.copy_(torch.bmm(mat1, mat2.mT))
+    out.copy_(torch.bmm(mat1.to(mat2.dtype), mat2.mT))
 
 
 def weight_packed_linear(
     out: Tensor, mat1: Tensor, mat2: Tensor, bias: Tensor | None, is_vnni: bool
 ) -> None:
-    """out = mat1 @ mat2^T + bias. mat1: (M, K), mat2: (N, K), bias: (N,) fp32."""
-    result = torch.mm(mat1, mat2.to(mat1.dtype).t())
+    """out = mat1 @ mat2^T + bias. mat1: (M, K), mat2: (N, K) packed, bias: (N,) fp32."""
+    result = torch.mm(mat1.to(mat2.dtype), mat2.t())
     out.copy_(result if bias is None else result.to(torch.float32) + bias)

@@ -1,0 +1,8 @@
+"""Makes `miniature` importable however pytest is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
