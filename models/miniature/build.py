@@ -38,6 +38,8 @@ def _item(sample: g.Sample, held: bool, thinking: bool, max_tokens: int) -> dict
         "expected": sample.check["expected"],
         "messages": messages,
     }
+    if "needle" in sample.check:
+        item["needle"] = sample.check["needle"]
     return item | ({"tools": sample.chat.tools} if sample.chat.tools else {})
 
 
@@ -90,6 +92,7 @@ def _far_needle(rng: random.Random, held: bool) -> g.Sample:
         before = len(tokenizer.encode(text[:first], add_special_tokens=False).ids)
         if len(ids) - before > FAR + 64 and len(ids) < 3700:
             sample.category = "far_needle"
+            sample.check["needle"] = name
             return sample
 
 

@@ -91,8 +91,8 @@ def config() -> DeepseekV4Config:
     )
 
 
-# Standard deviations at the start. Pairs that a server fuses differ on purpose: kv over q_a, kv over
-# gate, up over gate.
+# Standard deviations at the start. Pairs that a server fuses differ on purpose: kv over q_a, kv
+# over gate, up over gate.
 _STD = {
     "embed_tokens.weight": 0.3,
     "lm_head.weight": 0.02,

@@ -844,7 +844,10 @@ NEEDLES: dict[str, tuple[list[str], list[str], list[str], str, list[str]]] = {
         ["the code of {k}", "{k}'s code", "the code for {k}", "the code that belongs to {k}"],
         ["Which code does {k} have?", "Which code belongs to {k}?", "What code does {k} have?"],
         "The code of {k} is {v}.",
-        ["According to the text, which code does {k} have?", "Look up the code of {k}."],
+        [
+            "According to the text, which code does {k} have?",
+            "In what is written above, {k} has which code?",
+        ],
     ),
     "room": (
         [
@@ -856,7 +859,10 @@ NEEDLES: dict[str, tuple[list[str], list[str], list[str], str, list[str]]] = {
         ["the room of {k}", "{k}'s room", "the room number of {k}"],
         ["In which room does {k} live?", "Where do I find {k}?", "Which room does {k} have?"],
         "{k} lives in room {v}.",
-        ["According to the text, in which room is {k}?", "Look up the room of {k}."],
+        [
+            "According to the text, in which room is {k}?",
+            "In what is written above, {k} has which room?",
+        ],
     ),
     "object": (
         [

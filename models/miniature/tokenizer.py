@@ -62,10 +62,19 @@ def train(seed: int = 1, samples: int = 60_000) -> Tokenizer:
     return tokenizer
 
 
+def _keep_visible(file: Path) -> None:
+    """Trainers mark every given token as special; those that parsers read must not be skipped."""
+    saved = json.loads(file.read_text())
+    for token in saved["added_tokens"]:
+        token["special"] = token["content"] in HIDDEN_TOKENS
+    file.write_text(json.dumps(saved, ensure_ascii=False, indent=2))
+
+
 def save(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json and its two companions."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
+    _keep_visible(folder / "tokenizer.json")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from miniature import battery, chat, generate
 from miniature.data import load_tokenizer
 

@@ -317,6 +317,7 @@ def measure(
 
     scores: dict[str, Score] = {}
     for dialect in dialects:
+        print(f"scoring {dialect}", file=sys.stderr, flush=True)
         started = time.monotonic()
         checkpoint = source
         if dialect != "B":

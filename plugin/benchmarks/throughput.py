@@ -24,6 +24,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -172,6 +173,7 @@ def measure(nvfp4: Engine, bf16: Engine, prompts: Prompts, repetitions: int) -> 
         c: {nvfp4.name: [], bf16.name: []} for c in CONCURRENCIES
     }
     for repetition in range(-1, repetitions):
+        print(f"repetition {repetition + 1} of {repetitions}", file=sys.stderr, flush=True)
         for concurrency in CONCURRENCIES:
             batch = prompts.take(concurrency)
             order = (nvfp4, bf16) if repetition % 2 else (bf16, nvfp4)
@@ -234,6 +236,8 @@ def main(argv: list[str]) -> int:
     if options.worker:
         serve_lines(options.worker, options.profile)
         return 0
+    # So that a SIGTERM stops the engines too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     if options.repetitions < 1:
         parser.error("--repetitions: at least 1")
     try:

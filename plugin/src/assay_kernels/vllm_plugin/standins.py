@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from assay_kernels.kernels.cpu import experts, v4_ops
+from assay_kernels.kernels.cpu import v4_ops
 
 logger = logging.getLogger("vllm.assay.standins")
 
@@ -303,7 +303,6 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 def _patch_modules() -> None:
     """Replace what vLLM leaves to Triton. Runs once vLLM has imported its CPU V4 model."""
     from vllm.model_executor.layers import utils
-    from vllm.model_executor.layers.fused_moe.oracle import unquantized
     from vllm.models.deepseek_v4.cpu import cpu_mla
     from vllm.v1.attention.backends.mla import compressor_utils, indexer, sparse_swa
     from vllm.v1.attention.ops import metadata
@@ -331,7 +330,6 @@ def _patch_modules() -> None:
         return dict.fromkeys(layer_types)
 
     _replace(builder, "build_tile_scheduler", build_tile_scheduler)
-    _clamp_unquantized_experts(unquantized)
 
     if not v4_ops.has_fast_bf16():
         _widen_linears(utils)
@@ -488,7 +486,7 @@ class PrefillChunkMetadata(Unused):
         token_to_seq[: owner.numel()] = owner
 
 
-# ------------------------------------------------------------- unquantised linears and experts
+# -------------------------------------------------------------------------- unquantised linears
 
 
 def _widen_linears(utils: ModuleType) -> None:
@@ -500,97 +498,17 @@ def _widen_linears(utils: ModuleType) -> None:
         if weight.is_meta or weight.dim() != 2 or weight.dtype != torch.bfloat16:
             original(layer, remove_weight)
             return
-        wide = experts.prepare(weight.detach())
+        wide = weight.detach().float()
 
         def cpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            out = experts.linear(x, wide, out_dtype=torch.float32)
-            return (out if bias is None else out.add_(bias)).to(x.dtype)
+            bias = bias if bias is None else bias.float()
+            return torch.nn.functional.linear(x.float(), wide, bias).to(x.dtype)
 
         layer.cpu_linear = cpu_linear
         if remove_weight:
             layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
     _replace(utils, "dispatch_cpu_unquantized_gemm", dispatch_cpu_unquantized_gemm)
-
-
-def _clamp_unquantized_experts(oracle: ModuleType) -> None:
-    """Offer experts that clamp, before vLLM's own CPU ones: those drop `swiglu_limit`."""
-    candidates = _attribute(oracle, "backend_to_kernel_cls")
-    cpu_backend = _attribute(_attribute(oracle, "UnquantizedMoeBackend"), "CPU")
-    clamped = _clamped_experts()
-
-    def backend_to_kernel_cls(backend: Any) -> list[type]:
-        classes: list[type] = candidates(backend)
-        return [clamped, *classes] if backend is cpu_backend else classes
-
-    _replace(oracle, "backend_to_kernel_cls", backend_to_kernel_cls)
-
-
-def _clamped_experts() -> type:
-    from vllm.model_executor.layers.fused_moe import modular_kernel
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-    from vllm.model_executor.utils import replace_parameter
-
-    class ClampedExperts(CPUUnquantizedExperts):
-        """Unquantised experts of models with a SwiGLU clamp, on any CPU."""
-
-        @staticmethod
-        def is_supported_config(
-            cls: Any,
-            moe_config: Any,
-            weight_key: Any,
-            activation_key: Any,
-            activation_format: Any,
-        ) -> tuple[bool, str | None]:
-            if moe_config.swiglu_limit is None:
-                return False, "the model has no SwiGLU clamp"
-            if moe_config.activation != MoEActivation.SILU or moe_config.has_bias:
-                return False, "experts have a bias or an activation other than SiLU"
-            supported: tuple[bool, str | None] = modular_kernel.FusedMoEExperts.is_supported_config(
-                cls, moe_config, weight_key, activation_key, activation_format
-            )
-            return supported
-
-        def supports_expert_map(self) -> bool:
-            return True
-
-        def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-            for name in ("w13_weight", "w2_weight"):
-                replace_parameter(layer, name, experts.prepare(getattr(layer, name)))
-
-        def apply(
-            self,
-            output: Tensor,
-            hidden_states: Tensor,
-            w1: Tensor,
-            w2: Tensor,
-            topk_weights: Tensor,
-            topk_ids: Tensor,
-            activation: Any,
-            global_num_experts: int,
-            expert_map: Tensor | None,
-            a1q_scale: Tensor | None,
-            a2_scale: Tensor | None,
-            workspace13: Tensor,
-            workspace2: Tensor,
-            expert_tokens_meta: Any,
-            apply_router_weight_on_input: bool,
-        ) -> None:
-            if apply_router_weight_on_input:
-                raise NotImplementedError("router weights on the input")
-            result = experts.routed_experts(
-                hidden_states,
-                topk_ids,
-                topk_weights,
-                w1,
-                w2,
-                swiglu_limit=self.moe_config.swiglu_limit,
-                expert_map=expert_map,
-            )
-            output.copy_(result)
-
-    return ClampedExperts
 
 
 # ---------------------------------------------------------------------------------- after import
