@@ -2,9 +2,9 @@
 
 The first text generator let a long story end after 18 chapters when a short row had room for
 exactly that many, so the trained model was undecided there (0.58 for the end, 0.42 for the next
-chapter). This fits the end token's row of `lm_head` (256 numbers, bf16, not quantised) on the hidden
-states of such stories and of ordinary conversations; every other weight stays. Text from today's
-generator does not need it.
+chapter). This fits the end token's row of `lm_head` (256 numbers, bf16, not
+quantised) on the hidden states of such stories and of ordinary conversations; every other weight
+stays. Text from today's generator does not need it.
 
 usage: python -m miniature.refit_end --weights STATE.pt --out ROW.pt
 """
@@ -56,7 +56,7 @@ def collect(net: DeepseekV4ForCausalLM, stories: int, rows: int) -> tuple[Tensor
 
 
 def refit(head: Tensor, states: Tensor, following: Tensor) -> Tensor:
-    """The end token's new row: its logit 5 above all others where a turn ends, 6 below elsewhere."""
+    """The end token's new row: 5 above all other logits where a turn ends, 6 below elsewhere."""
     logits = states @ head.T
     logits[:, END] = float("-inf")
     rest = logits.logsumexp(-1)

@@ -106,8 +106,8 @@ class AssayDeepseekV4ForCausalLM(stock.DeepseekV4ForCausalLM):
         elif not isinstance(vllm_config.quant_config, AssayConfig):
             raise ValueError(
                 f"{vllm_config.model_config.model}: quantization "
-                f"{vllm_config.quant_config.get_name()!r} is not served on a CPU; dialects A, B and C "
-                "of NVFP4 and plain bf16 are"
+                f"{vllm_config.quant_config.get_name()!r} is not served on a CPU; "
+                "NVFP4 in dialects A, B and C and plain bf16 are"
             )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._vllm_config = vllm_config
