@@ -33,7 +33,7 @@ test-full: lint ## the same and the slow tests: broken checkpoints served, every
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" plugin/tests/avx2/run.sh $(ARGS)
+	@PYTHON="$(CURDIR)/$(BIN)/python" plugin/tests/avx2/run.sh $(MODEL)
 
 .PHONY: lint
 lint: env ## ruff (check and format) on everything, mypy --strict on the plugin

@@ -104,8 +104,16 @@ def test_dense_swiglu_clamps(generator: torch.Generator, m: int) -> None:
     expected = reference.dense_swiglu(x, weight.codes, weight.block_scale, weight.alpha, LIMIT)
     verdict = judge_bf16(out, expected)
     assert verdict.passed, verdict
-    unclamped = kernels.dense_swiglu(x, kernels.prepare(weight), None)
+    unclamped = kernels.dense_swiglu(x, kernels.prepare(weight), 1e30)
     assert not judge_bf16(unclamped, expected).passed
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_limit_that_does_not_clamp_is_refused(generator: torch.Generator, limit: float) -> None:
+    weight = fused(generator, [128, 128], 256, [0.4, 1.6])
+    kernels = CpuKernels("w4a16")
+    with pytest.raises(ValueError, match="swiglu_limit"):
+        kernels.dense_swiglu(activation(generator, 1, 256), kernels.prepare(weight), limit)
 
 
 def experts(generator: torch.Generator, e: int, h: int, i: int) -> tuple[PackedWeight, ...]:
@@ -122,15 +130,17 @@ def experts(generator: torch.Generator, e: int, h: int, i: int) -> tuple[PackedW
 
 
 @pytest.mark.parametrize("m", ROWS)
-@pytest.mark.parametrize("local", ["all", "half", "skewed"])
+@pytest.mark.parametrize("local", ["all", "half", "skewed", "unused slots", "half, unused"])
 def test_routed_experts(generator: torch.Generator, m: int, local: str) -> None:
     e, h, i, top_k = 16, 64, 32, 6
     w13, w2 = experts(generator, e, h, i)
     ids = torch.stack([torch.randperm(e, generator=generator)[:top_k] for _ in range(m)])
+    if "unused" in local:
+        ids[:, 2] = -1
     if local == "skewed":  # every token takes the same experts, the others stay empty
         ids = ids[:1].expand(m, -1).contiguous()
     expert_map = None
-    if local == "half":
+    if "half" in local:
         expert_map = torch.full((e,), -1)
         expert_map[4:12] = torch.arange(8)
         w13, w2 = (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assay_kernels.checkpoint import CheckpointError, Precision
-from assay_kernels.vllm_plugin import loading, modules, settings
+from assay_kernels.vllm_plugin import layers, loading, modules, settings
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
 
 V4 = SimpleNamespace(model_type="deepseek_v4")
@@ -86,8 +86,38 @@ def test_fused_matrices_stored_differently_are_refused() -> None:
     config._checkpoint = SimpleNamespace(  # type: ignore[assignment]
         directory=Path("model"), precision=stored.__getitem__
     )
-    with pytest.raises(CheckpointError, match=r"layers\.0\.attn\.wq_a.*stored alike.*bf16"):
-        config._storage("model.layers.0.attn.fused_wqa_wkv")
+    with pytest.raises(CheckpointError, match=r"attn\.wkv: is bf16, .*attn\.wq_a is nvfp4.*alike"):
+        config._storage(modules.partitions("model.layers.0.attn.fused_wqa_wkv"))
+
+
+def test_every_routed_expert_is_asked_for_its_storage() -> None:
+    entries = modules.expert_matrices("model.layers.1.ffn.experts", 3)
+    assert len(entries) == 9
+    assert entries[-1] == "layers.1.ffn.experts.2.w3"
+
+
+def test_a_gpu_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    monkeypatch.setattr(
+        "assay_kernels.vllm_plugin.quant_config.current_platform",
+        SimpleNamespace(is_cpu=lambda: False),
+    )
+    assert AssayConfig.override_quantization_method(mark, None, hf_config=V4) is None
+
+
+def test_an_older_modelopt_export_is_claimed() -> None:
+    mark = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "NVFP4", "group_size": 16},
+        "quant_method": "modelopt_fp4",
+    }
+    assert AssayConfig.override_quantization_method(mark, None, hf_config=V4) == "assay"
+
+
+@pytest.mark.parametrize("limit", [None, 0.0, float("inf"), float("nan")])
+def test_a_model_without_a_clamp_is_refused(limit: float | None) -> None:
+    with pytest.raises(ValueError, match=r"layers\.1\.ffn: swiglu_limit"):
+        layers.require_limit(limit, "layers.1.ffn")
 
 
 def reader(name: str, *scales: float) -> SimpleNamespace:
@@ -171,15 +201,15 @@ def fp8(scale: float) -> Any:
 
 def test_fp8_with_power_of_two_scales_decodes_exactly() -> None:
     weight, scale = fp8(2.0**-7)
-    decoded = loading._decoded_fp8("layers.0.attn.wo_b.weight", weight, scale)
+    decoded = loading._decoded_fp8("a.safetensors", "layers.0.attn.wo_b", weight, scale)
     assert decoded.dtype == torch.bfloat16
     assert torch.equal(decoded.double(), weight.double() * 2.0**-7)
 
 
 def test_fp8_with_any_other_scale_is_refused() -> None:
     weight, scale = fp8(0.3)
-    with pytest.raises(CheckpointError, match=r"wo_b\.weight_scale_inv.*powers of two"):
-        loading._decoded_fp8("layers.0.attn.wo_b.weight", weight, scale)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: layers.*wo_b.*powers of two"):
+        loading._decoded_fp8("a.safetensors", "layers.0.attn.wo_b", weight, scale)
 
 
 @pytest.mark.parametrize(

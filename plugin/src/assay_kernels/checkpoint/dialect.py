@@ -110,8 +110,10 @@ def detect_dialect(
 def declared_dialect(quantization: Mapping[str, Any]) -> Dialect:
     """The dialect that config.json's `quantization_config` claims, tensors unseen.
 
+    Older ModelOpt exports nest their marks under "quantization" (hf_quant_config.json).
     Raises CheckpointError for a mark that is not known.
     """
+    quantization = {**quantization.get("quantization", {}), **quantization}
     method = quantization.get("quant_method")
     if not isinstance(method, str) or method not in _BY_METHOD:
         known = ", ".join(sorted(_BY_METHOD))

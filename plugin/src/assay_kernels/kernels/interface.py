@@ -51,11 +51,11 @@ class KernelSet(ABC):
         """x [M, K] bf16 times W^T [K, N] -> [M, N]; fp32 output serves the compressor."""
 
     @abstractmethod
-    def dense_swiglu(self, x: Tensor, operand: Any, limit: float | None) -> Tensor:
+    def dense_swiglu(self, x: Tensor, operand: Any, limit: float) -> Tensor:
         """Shared expert L1: x [M, K] -> clamp and SwiGLU of its 2I channels -> [M, I] bf16."""
 
     @abstractmethod
-    def grouped_l1(self, x: Tensor, operand: Any, groups: Groups, limit: float | None) -> Tensor:
+    def grouped_l1(self, x: Tensor, operand: Any, groups: Groups, limit: float) -> Tensor:
         """Routed L1: gather rows of x [M, K], GEMM by expert, clamp, SwiGLU -> [R, I] bf16."""
 
     @abstractmethod
@@ -80,19 +80,18 @@ class Groups:
     @classmethod
     def from_router(
         cls,
-        topk_ids: Tensor,  # int [M, top_k], global expert ids
+        topk_ids: Tensor,  # int [M, top_k], global expert ids; -1: unused slot
         topk_weights: Tensor,  # fp32 [M, top_k]
         num_local_experts: int,
         expert_map: Tensor | None,  # int [E_global] -> local id, -1: lives elsewhere
     ) -> Groups:
-        """Sort the router's choice by expert and leave out experts of other ranks."""
+        """Sort the router's choice by expert; leave out unused slots and experts of other ranks."""
         num_tokens, top_k = topk_ids.shape
         flat = topk_ids.reshape(-1).long()
         if expert_map is not None:
-            flat = expert_map[flat].long()
+            flat = torch.where(flat >= 0, expert_map.long()[flat.clamp(min=0)], -1)
         order = torch.argsort(flat, stable=True)
-        if expert_map is not None:
-            order = order[flat[order] >= 0]
+        order = order[flat[order] >= 0]
         local = flat[order]
         counts = torch.bincount(local, minlength=num_local_experts)
         return cls(

@@ -21,6 +21,6 @@ def register() -> None:
         ModelRegistry.register_model(
             ARCHITECTURE, "assay_kernels.vllm_plugin.cpu.model:AssayDeepseekV4ForCausalLM"
         )
-    assert quant_config.NAME  # importing it registers the config
+    quant_config.register()
     metrics.register()
     proof.record_registered()

@@ -7,6 +7,7 @@ token instead of being whatever the memory held (vLLM issues 45212, 54189).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,33 +22,41 @@ from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScalePa
 from vllm.model_executor.utils import set_weight_attrs
 
 from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
-from assay_kernels.numerics import BLOCK, per_channel
+from assay_kernels.numerics import BLOCK, per_channel, usable_scale
 
 NAN = float("nan")
+# Two NVFP4 codes of -0.0, which no encoder writes throughout a matrix: codes start as these, so
+# that codes which never arrived are told from zeros.
+UNLOADED_CODES = 0x88
 
 
-class ScaleNotLoadedError(ValueError):
-    """A scale that the checkpoint should have brought is not there."""
+class NotLoadedError(ValueError):
+    """A parameter that the checkpoint should have filled is not, or not with what it may hold."""
 
-    def __init__(self, layer: str, parameter: str) -> None:
-        super().__init__(
-            f"{layer}.{parameter}: never loaded; every NVFP4 matrix needs its weight, "
-            "weight_scale and weight_scale_2"
-        )
+    def __init__(self, layer: str, parameter: str, rule: str) -> None:
+        super().__init__(f"{layer}.{parameter}: {rule}")
 
 
-def _check_loaded(layer_name: str, module: nn.Module, *parameters: str) -> None:
+def _check_numbers(layer: str, module: nn.Module, *parameters: str) -> None:
+    """Every number was loaded, and none of the scales is negative."""
     for parameter in parameters:
-        if torch.isnan(getattr(module, parameter).float()).any():
-            raise ScaleNotLoadedError(layer_name, parameter)
+        values = getattr(module, parameter).float()
+        if torch.isnan(values).any():
+            raise NotLoadedError(layer, parameter, "never loaded, or NaN in the file")
+        if "scale" in parameter and (values < 0).any():
+            raise NotLoadedError(layer, parameter, "holds a negative scale")
+
+
+def _check_codes(layer: str, parameter: str, matrices: Iterable[Tensor]) -> None:
+    """Every one of the matrices (uint8) that vLLM's loader had to fill was filled."""
+    for index, codes in enumerate(matrices):
+        if bool((codes == UNLOADED_CODES).all()):
+            raise NotLoadedError(layer, parameter, f"codes of matrix {index} were never loaded")
 
 
 def _static_input_scale(loaded: Tensor) -> Tensor | None:
     """The largest of the input scales that share one input; None if any is unusable."""
-    scale = loaded.float()
-    if bool((torch.isfinite(scale) & (scale > 0)).all()):
-        return scale.max()
-    return None
+    return loaded.float().max() if usable_scale(loaded) else None
 
 
 def _free(module: nn.Module, *parameters: str) -> None:
@@ -107,7 +116,8 @@ class NvFp4LinearMethod(AssayLinearMethod):
         layer.logical_widths = output_partition_sizes
 
         def matrix(columns: int, dtype: torch.dtype) -> ModelWeightParameter:
-            data = torch.zeros(rows, columns, dtype=dtype)
+            data = torch.full((rows, columns), NAN if dtype.is_floating_point else UNLOADED_CODES)
+            data = data.to(dtype)
             return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
 
         def scalars() -> PerTensorScaleParameter:
@@ -116,14 +126,14 @@ class NvFp4LinearMethod(AssayLinearMethod):
 
         layer.register_parameter("weight", matrix(input_size_per_partition // 2, torch.uint8))
         scale = matrix(input_size_per_partition // BLOCK, torch.float8_e4m3fn)
-        scale.data.fill_(NAN)
         layer.register_parameter("weight_scale", scale)
         layer.register_parameter("weight_scale_2", scalars())
         layer.register_parameter("input_scale", scalars())
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace the packed parameters by the kernel's operand."""
-        _check_loaded(self.name, layer, "weight_scale", "weight_scale_2", "input_scale")
+        _check_numbers(self.name, layer, "weight_scale", "weight_scale_2", "input_scale")
+        _check_codes(self.name, "weight", layer.weight.data.split(layer.logical_widths))
         alpha = per_channel(list(layer.weight_scale_2), layer.logical_widths)
         packed = PackedWeight(
             layer.weight.data,
@@ -154,9 +164,8 @@ class PlainLinearMethod(AssayLinearMethod):
         **extra_weight_attrs: Any,
     ) -> None:
         """Register the one parameter, weight [N, K]."""
-        data = torch.zeros(
-            sum(output_partition_sizes), input_size_per_partition, dtype=params_dtype
-        )
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        data = torch.full(shape, NAN, dtype=params_dtype)
         layer.register_parameter(
             "weight",
             ModelWeightParameter(
@@ -169,8 +178,16 @@ class PlainLinearMethod(AssayLinearMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace the parameter by the kernel's operand."""
+        _check_numbers(self.name, layer, "weight")
         layer.operand = self.kernels.prepare_plain(layer.weight.data)
         _free(layer, "weight")
+
+
+def require_limit(limit: float | None, layer: str) -> float:
+    """The model's swiglu_limit. A path that cannot clamp is refused: V4 is wrong without it."""
+    if limit is None or not 0 < limit < float("inf"):
+        raise ValueError(f"{layer}: swiglu_limit must be finite and positive, is {limit}")
+    return limit
 
 
 class AssayExpertsMethod(FusedMoEMethodBase):
@@ -182,6 +199,7 @@ class AssayExpertsMethod(FusedMoEMethodBase):
         super().__init__(moe)
         self.kernels = kernels
         self.name = name
+        self.limit = require_limit(moe.swiglu_limit, name)
 
     @property
     def how(self) -> str:
@@ -205,7 +223,7 @@ class AssayExpertsMethod(FusedMoEMethodBase):
         groups = Groups.from_router(
             topk_ids, topk_weights, layer.local_num_experts, layer.expert_map
         )
-        hidden = self.kernels.grouped_l1(x, layer.operand13, groups, layer.swiglu_limit)
+        hidden = self.kernels.grouped_l1(x, layer.operand13, groups, self.limit)
         return self.kernels.grouped_l2(hidden, layer.operand2, groups)
 
 
@@ -240,7 +258,8 @@ class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
             )
 
         def matrix(rows: int, columns: int, dtype: torch.dtype) -> ModelWeightParameter:
-            data = torch.zeros(num_experts, rows, columns, dtype=dtype)
+            unloaded = NAN if dtype.is_floating_point else UNLOADED_CODES
+            data = torch.full((num_experts, rows, columns), unloaded).to(dtype)
             return ModelWeightParameter(data=data, input_dim=1, output_dim=2, weight_loader=loader)
 
         def scales(*shape: int) -> PerTensorScaleParameter:
@@ -253,7 +272,6 @@ class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
         ):
             layer.register_parameter(f"{name}_weight", matrix(rows, columns // 2, torch.uint8))
             block_scale = matrix(rows, columns // BLOCK, torch.float8_e4m3fn)
-            block_scale.data.fill_(NAN)
             layer.register_parameter(f"{name}_weight_scale", block_scale)
         layer.register_parameter("w13_weight_scale_2", scales(num_experts, 2))
         layer.register_parameter("w13_input_scale", scales(num_experts, 2))
@@ -267,7 +285,10 @@ class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
             for matrix in ("w13", "w2")
             for kind in ("weight_scale", "weight_scale_2", "input_scale")
         ]
-        _check_loaded(self.name, layer, *names)
+        _check_numbers(self.name, layer, *names)
+        gates_and_ups = layer.w13_weight.data.unflatten(1, (2, -1)).flatten(0, 1)
+        _check_codes(self.name, "w13_weight", gates_and_ups)
+        _check_codes(self.name, "w2_weight", layer.w2_weight.data)
         width = layer.w13_weight.shape[1] // 2
         hidden = layer.w2_weight.shape[1]
         layer.operand13 = self.kernels.prepare(
@@ -311,13 +332,14 @@ class PlainExpertsMethod(AssayExpertsMethod):
             ("w13_weight", 2 * width, hidden_size),
             ("w2_weight", hidden_size, width),
         ):
-            data = torch.zeros(num_experts, rows, columns, dtype=params_dtype)
+            data = torch.full((num_experts, rows, columns), NAN, dtype=params_dtype)
             parameter = nn.Parameter(data, requires_grad=False)
             set_weight_attrs(parameter, extra_weight_attrs)
             layer.register_parameter(name, parameter)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace the parameters by the kernels' operands."""
+        _check_numbers(self.name, layer, "w13_weight", "w2_weight")
         layer.operand13 = self.kernels.prepare_plain(layer.w13_weight.data)
         layer.operand2 = self.kernels.prepare_plain(layer.w2_weight.data)
         _free(layer, "w13_weight", "w2_weight")

@@ -37,12 +37,14 @@ def vllm_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
         elif fp8_weight is not None:
             weight_name, weight = fp8_weight
             fp8_weight = None
-            yield vllm_name(weight_name), _decoded_fp8(weight_name, weight, tensor)
+            entry = weight_name.removesuffix(".weight")
+            file = checkpoint.modules()[entry].tensors["weight"].file
+            yield vllm_name(weight_name), _decoded_fp8(file, entry, weight, tensor)
         else:
             yield vllm_name(name), tensor
 
 
-def _decoded_fp8(name: str, weight: Tensor, scale: Tensor) -> Tensor:
+def _decoded_fp8(file: str, entry: str, weight: Tensor, scale: Tensor) -> Tensor:
     """FP8 [N, K] with scales per 128x128 -> bf16 [N, K].
 
     Decoding before a rank takes its share keeps blocks whole where a shard cuts through one. An
@@ -50,9 +52,7 @@ def _decoded_fp8(name: str, weight: Tensor, scale: Tensor) -> Tensor:
     other scale would be rounded, and is refused.
     """
     if not torch.equal(scale.to(torch.float8_e8m0fnu).float(), scale):
-        raise CheckpointError(
-            name, f"{name}_scale_inv", "FP8 block scales must be powers of two (UE8M0)"
-        )
+        raise CheckpointError(file, entry, "FP8 block scales must be powers of two (UE8M0)")
     return dequantize_fp8(FP8BlockWeight(weight, scale)).to(torch.bfloat16)
 
 

@@ -26,6 +26,16 @@ def partitions(prefix: str) -> list[str]:
     return [f"{parent}.{part}" for part in _PARTITIONS.get(leaf, (leaf,))]
 
 
+def expert_matrices(prefix: str, num_experts: int) -> list[str]:
+    """Checkpoint entries behind a layer's routed experts; prefix ``model.layers.0.ffn.experts``."""
+    layer = prefix.removeprefix("model.").partition(".ffn.")[0]
+    return [
+        f"{layer}.ffn.experts.{expert}.{matrix}"
+        for expert in range(num_experts)
+        for matrix in ("w1", "w2", "w3")
+    ]
+
+
 def kind(prefix: str) -> Kind:
     """Kind of layer, as the summary and the metrics count them."""
     if ".ffn.experts" in prefix:

@@ -7,6 +7,7 @@ forgets would be built for the wrong storage.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
+from vllm.platforms import current_platform
 
 from assay_kernels.checkpoint import (
     Checkpoint,
@@ -41,7 +43,6 @@ from assay_kernels.vllm_plugin.loading import checkpoint_directory
 NAME = "assay"
 
 
-@register_quantization_config(NAME)
 class AssayConfig(QuantizationConfig):
     """Chooses a method for each layer by what the checkpoint stores for it."""
 
@@ -79,8 +80,11 @@ class AssayConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Claim DeepSeek V4 checkpoints in a dialect of NVFP4 that we serve."""
-        if getattr(hf_config, "model_type", None) != "deepseek_v4":
+        """Claim DeepSeek V4 checkpoints in a dialect of NVFP4, where our kernels can serve them.
+
+        On a GPU there are none yet: there vLLM keeps what it would do without the plugin.
+        """
+        if getattr(hf_config, "model_type", None) != "deepseek_v4" or not current_platform.is_cpu():
             return None
         served = (Dialect.A, Dialect.B, Dialect.C)
         return NAME if declared_dialect(hf_quant_cfg) in served else None
@@ -103,15 +107,17 @@ class AssayConfig(QuantizationConfig):
             self._checkpoint = open_checkpoint(directory)
         return self._checkpoint
 
-    def _storage(self, prefix: str) -> Precision:
-        """Storage shared by the partitions of a fused module."""
-        stored = {name: self.checkpoint.precision(name) for name in modules.partitions(prefix)}
+    def _storage(self, entries: Iterable[str]) -> Precision:
+        """Storage shared by the checkpoint entries that vLLM fuses into one module."""
+        stored = {name: self.checkpoint.precision(name) for name in entries}
         if len(set(stored.values())) != 1:
-            listed = ", ".join(f"{name}: {what}" for name, what in stored.items())
+            first, usual = next(iter(stored.items()))
+            other = next(name for name, what in stored.items() if what != usual)
             raise CheckpointError(
                 self.checkpoint.directory.name,
-                next(iter(stored)),
-                f"matrices that vLLM fuses must be stored alike, got {listed}",
+                other,
+                f"is {stored[other]}, but {first} is {usual}: matrices that vLLM fuses "
+                "must be stored alike",
             )
         return next(iter(stored.values()))
 
@@ -127,14 +133,18 @@ class AssayConfig(QuantizationConfig):
         kind = modules.kind(prefix)
         # The softmax over the compressor's gates follows at once: it takes fp32.
         out_dtype = torch.float32 if kind == "compressor" else torch.bfloat16
-        storage = self._storage(prefix)
+        storage = self._storage(modules.partitions(prefix))
         if storage == Precision.NVFP4:
             return NvFp4LinearMethod(self.kernels, prefix, out_dtype)
         return PlainLinearMethod(self.kernels, prefix, out_dtype, storage)
 
     def _experts_method(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
-        layer_name = prefix.removeprefix("model.").partition(".ffn.")[0]
-        storage = self._storage(f"{layer_name}.ffn.experts.0.w1")
+        storage = self._storage(modules.expert_matrices(prefix, layer.global_num_experts))
         if storage == Precision.NVFP4:
             return AssayModelOptNvFp4ExpertsMethod(self.kernels, prefix, layer.moe_config)
         return PlainExpertsMethod(self.kernels, prefix, layer.moe_config, storage)
+
+
+def register() -> None:
+    """Make vLLM know the config by its name; safe to call again."""
+    register_quantization_config(NAME)(AssayConfig)

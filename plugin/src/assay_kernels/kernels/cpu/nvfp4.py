@@ -105,10 +105,10 @@ class CpuKernels(KernelSet):
             return functional.linear(x, operand.narrow)
         return self._dense_fp32(x, operand).to(out_dtype)
 
-    def dense_swiglu(self, x: Tensor, operand: CpuOperand, limit: float | None) -> Tensor:
+    def dense_swiglu(self, x: Tensor, operand: CpuOperand, limit: float) -> Tensor:
         """x [M, K] bf16, operand rows gate | up -> [M, I] bf16."""
         gate, up = self._dense_fp32(x, operand).chunk(2, dim=-1)
-        return _swiglu(gate, up, limit).to(torch.bfloat16)
+        return reference.swiglu(gate, up, limit).to(torch.bfloat16)
 
     def _grouped_fp32(
         self, x: Tensor, row_scale: Tensor | None, operand: CpuOperand, groups: Groups
@@ -121,16 +121,14 @@ class CpuKernels(KernelSet):
             out.mul_(row_scale.unsqueeze(-1))
         return out
 
-    def grouped_l1(
-        self, x: Tensor, operand: CpuOperand, groups: Groups, limit: float | None
-    ) -> Tensor:
+    def grouped_l1(self, x: Tensor, operand: CpuOperand, groups: Groups, limit: float) -> Tensor:
         """x [M, H] bf16 -> [R, I] bf16. An input is quantised once a token, then gathered."""
         values, row_scale = self._quantized(x, operand)
         rows = values.float()[groups.tokens]
         if row_scale is not None:
             row_scale = row_scale[groups.tokens]
         gate, up = self._grouped_fp32(rows, row_scale, operand, groups).chunk(2, dim=-1)
-        return _swiglu(gate, up, limit).to(torch.bfloat16)
+        return reference.swiglu(gate, up, limit).to(torch.bfloat16)
 
     def grouped_l2(self, h: Tensor, operand: CpuOperand, groups: Groups) -> Tensor:
         """h [R, I] bf16 -> [M, H] bf16: weighted by the router, summed over top-k in fp32."""
@@ -150,10 +148,3 @@ class CpuKernels(KernelSet):
         if row_scale is not None:
             out = out * row_scale.unsqueeze(-1)
         return out.to(torch.bfloat16)
-
-
-def _swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    """V4's activation; without a limit in the config, plain SwiGLU."""
-    if limit is None:
-        return functional.silu(gate) * up
-    return reference.swiglu(gate, up, limit)

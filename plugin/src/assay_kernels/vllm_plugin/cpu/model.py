@@ -23,6 +23,7 @@ from vllm.models.deepseek_v4.compressor import DeepseekCompressor
 from vllm.models.deepseek_v4.cpu import model as stock
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 
+from assay_kernels.vllm_plugin.layers import require_limit
 from assay_kernels.vllm_plugin.loading import share_input_scales, vllm_weights
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
 from assay_kernels.vllm_plugin.settings import arithmetic
@@ -38,7 +39,7 @@ class AssayMLP(stock.DeepseekV4MLP):
 
     def __init__(self, *args: Any, swiglu_limit: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, swiglu_limit=swiglu_limit, **kwargs)
-        self.swiglu_limit = swiglu_limit
+        self.swiglu_limit = require_limit(swiglu_limit, kwargs.get("prefix", "shared_experts"))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [M, H] bf16 -> [M, H] bf16."""
