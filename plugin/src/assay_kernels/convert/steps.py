@@ -1,0 +1,430 @@
+"""How one weight of the source becomes one weight of the target, in pieces of bounded size.
+
+A step knows its output tensors before it has read any data, so that a shard's header can be written
+first. `prepare` then settles the scalars, which stand at the front of a shard, and `stream` yields
+the bytes of one output tensor after the other, in the order of `outputs`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay_kernels.checkpoint.data import TORCH_DTYPES, Bytes, TensorReader
+from assay_kernels.checkpoint.errors import CheckpointError
+from assay_kernels.checkpoint.header import DTYPE_BYTES, TensorInfo
+from assay_kernels.checkpoint.manifest import scale_bits
+from assay_kernels.checkpoint.reader import Checkpoint, Module
+from assay_kernels.checkpoint.weights import (
+    COMPRESSED_NVFP4,
+    Encoding,
+    Precision,
+    plain,
+)
+from assay_kernels.numerics.fp8 import FP8_BLOCK, FP8Block, quantize_fp8
+from assay_kernels.numerics.mxfp4 import (
+    LOSSLESS_OCTAVES,
+    MXFP4,
+    NotLosslessError,
+    dequantize_mxfp4,
+    is_exact,
+    octaves,
+    to_nearest_nvfp4,
+)
+from assay_kernels.numerics.nvfp4 import BLOCK, NVFP4, dequantize, global_scale, quantize
+
+STRIP_ELEMENTS = 2**20
+"""Elements of a weight that are in memory as fp32 at a time."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor that a step writes. parameter: None for a bare tensor."""
+
+    parameter: str | None
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint that is read."""
+
+    checkpoint: Checkpoint
+    data: TensorReader
+
+
+def as_bytes(tensor: Tensor) -> Bytes:
+    result: Bytes = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return result
+
+
+class Error:
+    """Relative L2 error, accumulated strip by strip in float64."""
+
+    def __init__(self) -> None:
+        self._wrong = self._whole = 0.0
+
+    def add(self, wanted: Tensor, got: Tensor) -> None:
+        self._wrong += float((got - wanted).square().sum(dtype=torch.float64))
+        self._whole += float(wanted.square().sum(dtype=torch.float64))
+
+    @property
+    def relative(self) -> float:
+        """Four significant digits."""
+        if not self._whole:
+            return 0.0 if not self._wrong else math.inf
+        return float(f"{math.sqrt(self._wrong / self._whole):.4g}")
+
+
+class Step(ABC):
+    """The conversion of one weight."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    @property
+    def entry(self) -> str:
+        return self.module.name
+
+    @property
+    @abstractmethod
+    def outputs(self) -> list[Output]:
+        """What the step writes, known from headers alone."""
+
+    @abstractmethod
+    def prepare(self, source: Source) -> None:
+        """Settle what `stream` needs of the whole weight: scales, not data."""
+
+    @abstractmethod
+    def stream(self, source: Source, output: Output) -> Iterator[Bytes]:
+        """The bytes of one output; outputs come in order, and a piece is used before the next."""
+
+    def report(self) -> dict[str, Any] | None:
+        """What the manifest says of this weight; None where it was copied."""
+        return None
+
+    def scales(self) -> dict[str, str] | None:
+        """Bits of the fp32 multipliers that the target stores as reciprocals."""
+        return None
+
+
+class Copy(Step):
+    """Every tensor of the weight as it is, under the target's names."""
+
+    def __init__(self, module: Module, parameters: dict[str, TensorInfo]) -> None:
+        super().__init__(module)
+        self._infos = parameters
+
+    @property
+    def outputs(self) -> list[Output]:
+        return [Output(p or None, info.dtype, info.shape) for p, info in self._infos.items()]
+
+    def prepare(self, source: Source) -> None:
+        pass
+
+    def stream(self, source: Source, output: Output) -> Iterator[Bytes]:
+        yield from source.data.chunks(self._infos[output.parameter or ""])
+
+
+def _strips(rows: int, cols: int, multiple: int) -> Iterator[tuple[int, int]]:
+    height = max(STRIP_ELEMENTS // cols // multiple, 1) * multiple
+    for begin in range(0, rows, height):
+        yield begin, min(begin + height, rows)
+
+
+def read_strip(source: Source, module: Module, begin: int, end: int) -> Tensor:
+    """Rows [begin, end) as fp32; for FP8 `begin` is a multiple of 128."""
+    data, stored = source.data, module.tensor
+    if module.encoding is None:
+        return data.rows(next(iter(module.tensors.values())), begin, end).float()
+    if module.precision is Precision.FP8_BLOCK:
+        weight, scale = stored("weight"), stored("scale")
+        assert weight is not None
+        assert scale is not None
+        blocks = data.rows(scale, begin // FP8_BLOCK, -(-end // FP8_BLOCK)).float()
+        return plain(FP8Block(data.rows(weight, begin, end), blocks))
+    codes = stored("codes")
+    assert codes is not None
+    packed = data.rows(codes, begin, end).view(torch.uint8)
+    if module.precision is Precision.MXFP4:
+        scale = stored("scale")
+        assert scale is not None
+        return plain(MXFP4(packed, data.rows(scale, begin, end).view(torch.uint8)))
+    blocks_info, whole = stored("block_scale"), stored("global_scale")
+    assert blocks_info is not None
+    assert whole is not None
+    multiplier = source.checkpoint.global_scale(module, data.scalar(whole))
+    return plain(NVFP4(packed, data.rows(blocks_info, begin, end), multiplier))
+
+
+class _ToNVFP4(Step):
+    """What every way to NVFP4 shares: the four tensors and their names."""
+
+    def __init__(self, module: Module, encoding: Encoding, input_scale: float | None) -> None:
+        super().__init__(module)
+        self.encoding = encoding
+        self._input_scale = None if input_scale is None else torch.tensor(input_scale)
+        self._global_scale = torch.ones(())
+
+    @property
+    def outputs(self) -> list[Output]:
+        scalar = (1,) if self.encoding is COMPRESSED_NVFP4 else ()
+        rows, cols = self.module.shape
+        names = {role: value.names[0] for role, value in self.encoding.roles.items()}
+        result = [Output(names["global_scale"], "F32", scalar)]
+        if self._input_scale is not None:
+            result.append(Output(names["input_scale"], "F32", scalar))
+        return [
+            *result,
+            Output(names["codes"], "U8", (rows, cols // 2)),
+            Output(names["block_scale"], "F8_E4M3", (rows, cols // BLOCK)),
+        ]
+
+    def stream(self, source: Source, output: Output) -> Iterator[Bytes]:
+        role = next(r for r, v in self.encoding.roles.items() if output.parameter in v.names)
+        if role in ("global_scale", "input_scale"):
+            value = self._global_scale if role == "global_scale" else self._input_scale
+            assert value is not None
+            yield as_bytes(value.reciprocal() if self.encoding is COMPRESSED_NVFP4 else value)
+        elif role == "codes":
+            yield from self.codes(source)
+        else:
+            yield from self.block_scale(source)
+
+    @abstractmethod
+    def codes(self, source: Source) -> Iterator[Bytes]: ...
+
+    @abstractmethod
+    def block_scale(self, source: Source) -> Iterator[Bytes]: ...
+
+    def scales(self) -> dict[str, str] | None:
+        if self.encoding is not COMPRESSED_NVFP4:
+            return None
+        result = {"global_scale": scale_bits(self._global_scale)}
+        if self._input_scale is not None:
+            result["input_scale"] = scale_bits(self._input_scale)
+        return result
+
+
+class Relabel(_ToNVFP4):
+    """NVFP4 to NVFP4: codes and block scales bit for bit, scalars in the target's sense."""
+
+    def prepare(self, source: Source) -> None:
+        info = self.module.tensor("global_scale")
+        assert info is not None
+        self._global_scale = source.checkpoint.global_scale(self.module, source.data.scalar(info))
+
+    def _copy(self, source: Source, role: str) -> Iterator[Bytes]:
+        info = self.module.tensor(role)
+        assert info is not None
+        yield from source.data.chunks(info)
+
+    def codes(self, source: Source) -> Iterator[Bytes]:
+        return self._copy(source, "codes")
+
+    def block_scale(self, source: Source) -> Iterator[Bytes]:
+        return self._copy(source, "block_scale")
+
+
+class Rescale(_ToNVFP4):
+    """MXFP4 to NVFP4: codes unchanged, each scale given to two blocks. Proven exact, or said not
+    to be, on the bits."""
+
+    def __init__(self, module: Module, encoding: Encoding, input_scale: float | None) -> None:
+        super().__init__(module, encoding, input_scale)
+        self._result: NVFP4 | None = None
+        self._octaves = 0
+        self._error = 0.0
+
+    def prepare(self, source: Source) -> None:
+        info = self.module.tensor("scale")
+        assert info is not None
+        scale = source.data.tensor(info).view(torch.uint8)
+        lowest, highest = (int(v) for v in torch.aminmax(scale))
+        self._octaves = highest - lowest + 1
+        if self._octaves <= LOSSLESS_OCTAVES and highest < 255:
+            # The usual case needs no code: any code has the same value under the new scale.
+            stand_in = torch.zeros(1, dtype=torch.uint8).expand(scale.shape[0], scale.shape[1] * 16)
+            self._result = to_nearest_nvfp4(MXFP4(stand_in, scale))
+            if not self._proven(scale):
+                raise AssertionError(f"{self.entry}: the exact conversion is not exact")
+        else:
+            self._prepare_wide(source, scale, info)
+        assert self._result is not None
+        self._global_scale = self._result.global_scale
+
+    def _proven(self, scale: Tensor) -> bool:
+        """Every new scale is the old one, as exact float64, whatever the codes."""
+        assert self._result is not None
+        new = self._result.block_scale.double() * self._result.global_scale.double()
+        old = scale.view(torch.float8_e8m0fnu).double()
+        return torch.equal(new[:, 0::2], old) and torch.equal(new[:, 1::2], old)
+
+    def _prepare_wide(self, source: Source, scale: Tensor, info: TensorInfo) -> None:
+        codes = self.module.tensor("codes")
+        assert codes is not None
+        original = MXFP4(source.data.tensor(codes).view(torch.uint8), scale)
+        try:
+            self._result = to_nearest_nvfp4(original)
+        except NotLosslessError as error:
+            raise CheckpointError(info.file, info.name, str(error)) from None
+        self._octaves = max(int(octaves(original)), 0)
+        if not is_exact(original, self._result):
+            error = Error()
+            error.add(dequantize_mxfp4(original), dequantize(self._result))
+            self._error = error.relative
+
+    def codes(self, source: Source) -> Iterator[Bytes]:
+        assert self._result is not None
+        if self._error:
+            yield as_bytes(self._result.codes)
+            return
+        info = self.module.tensor("codes")
+        assert info is not None
+        yield from source.data.chunks(info)
+
+    def block_scale(self, source: Source) -> Iterator[Bytes]:
+        assert self._result is not None
+        yield as_bytes(self._result.block_scale)
+        self._result = None
+
+    def report(self) -> dict[str, Any]:
+        result = {"from": "mxfp4", "to": "nvfp4", "octaves": self._octaves}
+        if self._error:
+            return {**result, "exact": False, "relative_error": self._error}
+        return {**result, "exact": True}
+
+
+class Quantise(_ToNVFP4):
+    """Any values to NVFP4, rounded."""
+
+    def __init__(self, module: Module, encoding: Encoding, input_scale: float | None) -> None:
+        super().__init__(module, encoding, input_scale)
+        self._scales: list[Tensor] = []
+        self._error = Error()
+
+    def _strips(self, source: Source) -> Iterator[Tensor]:
+        for begin, end in _strips(*self.module.shape, FP8_BLOCK):
+            yield read_strip(source, self.module, begin, end)
+
+    def prepare(self, source: Source) -> None:
+        amax = torch.zeros(())
+        for strip in self._strips(source):
+            lowest, highest = torch.aminmax(strip)
+            amax = torch.maximum(amax, torch.maximum(-lowest, highest))
+            if not bool(torch.isfinite(amax)):
+                info = next(iter(self.module.tensors.values()))
+                raise CheckpointError(info.file, info.name, "holds a NaN or an infinity")
+        self._global_scale = global_scale(amax)
+
+    def codes(self, source: Source) -> Iterator[Bytes]:
+        for strip in self._strips(source):
+            part = quantize(strip, self._global_scale)
+            self._error.add(strip, dequantize(part))
+            self._scales.append(part.block_scale)
+            yield as_bytes(part.codes)
+
+    def block_scale(self, source: Source) -> Iterator[Bytes]:
+        yield as_bytes(torch.cat(self._scales))
+        self._scales = []
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "from": str(self.module.precision),
+            "to": "nvfp4",
+            "relative_error": self._error.relative,
+        }
+
+
+class QuantiseFP8(Step):
+    """Any values to FP8 128x128 with power-of-two scales, rounded."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self._scales: list[Tensor] = []
+        self._error = Error()
+
+    @property
+    def outputs(self) -> list[Output]:
+        rows, cols = self.module.shape
+        blocks = (-(-rows // FP8_BLOCK), -(-cols // FP8_BLOCK))
+        return [Output("weight", "F8_E4M3", (rows, cols)), Output("scale", "F8_E8M0", blocks)]
+
+    def prepare(self, source: Source) -> None:
+        self._scales = []
+
+    def stream(self, source: Source, output: Output) -> Iterator[Bytes]:
+        if output.parameter == "scale":
+            yield as_bytes(torch.cat(self._scales).to(torch.float8_e8m0fnu))
+            self._scales = []
+            return
+        for begin, end in _strips(*self.module.shape, FP8_BLOCK):
+            strip = read_strip(source, self.module, begin, end)
+            if not bool(torch.isfinite(strip).all()):
+                info = next(iter(self.module.tensors.values()))
+                raise CheckpointError(info.file, info.name, "holds a NaN or an infinity")
+            part = quantize_fp8(strip)
+            self._error.add(strip, plain(part))
+            self._scales.append(part.scale)
+            yield as_bytes(part.weight)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "from": str(self.module.precision),
+            "to": "fp8_block",
+            "relative_error": self._error.relative,
+        }
+
+
+class Plainly(Step):
+    """Dequantised or cast to a plain dtype."""
+
+    def __init__(self, module: Module, dtype: str) -> None:
+        super().__init__(module)
+        self._dtype = dtype
+        self._error = Error()
+
+    @property
+    def outputs(self) -> list[Output]:
+        parameter = None if "" in self.module.tensors else "weight"
+        return [Output(parameter, self._dtype, self.module.shape)]
+
+    def prepare(self, source: Source) -> None:
+        pass
+
+    def stream(self, source: Source, output: Output) -> Iterator[Bytes]:
+        rows, *rest = self.module.shape
+        for begin, end in _strips(rows, math.prod(rest), FP8_BLOCK):
+            strip = read_strip(source, self.module, begin, end)
+            rounded = strip.to(TORCH_DTYPES[self._dtype])
+            self._error.add(strip, rounded.float())
+            yield as_bytes(rounded)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "from": str(self.module.precision),
+            "to": self._dtype.lower(),
+            "relative_error": self._error.relative,
+        }
+
+
+def nvfp4_step(module: Module, encoding: Encoding, input_scale: float | None) -> Step:
+    """The step from whatever `module` is stored as to NVFP4 in `encoding`."""
+    if module.precision is Precision.NVFP4:
+        return Relabel(module, encoding, input_scale)
+    if module.precision is Precision.MXFP4:
+        return Rescale(module, encoding, input_scale)
+    return Quantise(module, encoding, input_scale)
+
+
