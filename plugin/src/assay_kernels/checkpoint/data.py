@@ -69,7 +69,7 @@ class TensorReader:
         """Read into `target` from byte `begin` of the tensor."""
         try:
             descriptor, start = self._open(info.file)
-            position, rest = start + info.begin + begin, memoryview(target)
+            position, rest = start + info.begin + begin, target.data
             while rest:
                 count = os.preadv(descriptor, [rest], position)
                 if not count:

@@ -38,16 +38,23 @@ class CheckpointError(Exception):
     file: name of the offending file inside the checkpoint
     tensor: the tensor as the file names it, or None when the whole file is meant
     rule: what had to hold, and what was found
+    expected: the shape that a tensor of the wrong shape should have
     """
 
     def __init__(
-        self, file: str, tensor: str | None, rule: str, fault: Fault = Fault.VALUE
+        self,
+        file: str,
+        tensor: str | None,
+        rule: str,
+        fault: Fault = Fault.VALUE,
+        expected: tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(file, tensor, rule, fault)
+        super().__init__(file, tensor, rule, fault, expected)
         self.file = file
         self.tensor = tensor
         self.rule = rule
         self.fault = fault
+        self.expected = expected
 
     def __str__(self) -> str:
         where = self.file if self.tensor is None else f"{self.file}: {self.tensor}"

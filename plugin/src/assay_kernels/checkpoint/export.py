@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay_kernels.checkpoint.config import CONFIG_FILE, parse_config
+from assay_kernels.checkpoint.config import parse_config
 from assay_kernels.checkpoint.dialect import PACKED_NVFP4, Dialect
 from assay_kernels.checkpoint.errors import CheckpointError
 from assay_kernels.checkpoint.names import Scheme, format_name, is_bare
-from assay_kernels.checkpoint.reader import INDEX_FILE, open_checkpoint
 from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, weight_specs
 from assay_kernels.checkpoint.weights import (
     COMPRESSED_NVFP4,
@@ -147,9 +146,7 @@ def unquantised_linears(specs: Mapping[str, WeightSpec], dialect: Dialect) -> tu
     )
 
 
-def dialect_config(
-    config: Mapping[str, Any], dialect: Dialect, marks: Marks
-) -> dict[str, Any]:
+def dialect_config(config: Mapping[str, Any], dialect: Dialect, marks: Marks) -> dict[str, Any]:
     """config.json of `dialect`: the model's own fields and that dialect's quantization_config."""
     result = {
         key: value

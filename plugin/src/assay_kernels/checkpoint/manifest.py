@@ -61,7 +61,9 @@ def scale_bits(scale: Tensor) -> str:
     return struct.pack(">f", float(scale)).hex()
 
 
-def original_scale(manifest: Mapping[str, Any], entry: str, role: str, stored: Tensor) -> Tensor | None:
+def original_scale(
+    manifest: Mapping[str, Any], entry: str, role: str, stored: Tensor
+) -> Tensor | None:
     """The fp32 multiplier whose reciprocal is `stored`, if the manifest has it.
 
     role: "global_scale" or "input_scale"

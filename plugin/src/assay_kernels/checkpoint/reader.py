@@ -212,9 +212,7 @@ def _shard_files(
             present.append(file)
         else:
             rule = f"its shard {file} does not exist"
-            faults.append(
-                CheckpointError(INDEX_FILE, first_tensor[file], rule, Fault.INDEX_FILE)
-            )
+            faults.append(CheckpointError(INDEX_FILE, first_tensor[file], rule, Fault.INDEX_FILE))
     return present, weight_map
 
 
@@ -312,7 +310,7 @@ def _classify_plain(entry: str, spec: WeightSpec, tensors: Mapping[str, TensorIn
         raise CheckpointError(info.file, info.name, rule, Fault.DTYPE)
     if info.shape != spec.shape:
         rule = f"shape must be {list(spec.shape)}, is {list(info.shape)}"
-        raise CheckpointError(info.file, info.name, rule, Fault.SHAPE)
+        raise CheckpointError(info.file, info.name, rule, Fault.SHAPE, spec.shape)
     return Module(entry, spec.kind, PLAIN_PRECISION[info.dtype], spec.shape, dict(tensors), None)
 
 
@@ -353,9 +351,10 @@ def _classify_quantised(
             fault = Fault.SCALE_DTYPE if of_scale else Fault.DTYPE
             raise CheckpointError(info.file, info.name, rule, fault)
         if not role.fits(info, spec.shape):
-            rule = f"shape must be {list(role.shape(*spec.shape))}, is {list(info.shape)}"
+            expected = role.shape(*spec.shape)
+            rule = f"shape must be {list(expected)}, is {list(info.shape)}"
             fault = Fault.SCALE_SHAPE if of_scale else Fault.SHAPE
-            raise CheckpointError(info.file, info.name, rule, fault)
+            raise CheckpointError(info.file, info.name, rule, fault, expected)
         claimed.add(info.name)
     for info in tensors.values():
         if info.name not in claimed:

@@ -170,7 +170,9 @@ def _step(module: Module, spec: WeightSpec, target: Dialect, scales: _InputScale
     return _copy(module) if same else Plainly(module, dtype)
 
 
-def _mtp_steps(checkpoint: Checkpoint, target: Dialect, scales: _InputScales) -> tuple[list[Step], str]:
+def _mtp_steps(
+    checkpoint: Checkpoint, target: Dialect, scales: _InputScales
+) -> tuple[list[Step], str]:
     """MTP layers keep the precision they have; a dialect that has no place for it goes without."""
     specs = {entry: spec for entry, spec, _ in mtp_specs(checkpoint.config)}
     modules = [m for name, m in checkpoint.modules().items() if name in specs]

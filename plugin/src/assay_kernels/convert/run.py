@@ -27,7 +27,7 @@ from assay_kernels.checkpoint.reader import INDEX_FILE, Checkpoint, open_checkpo
 from assay_kernels.checkpoint.writer import SHARD_BYTES, atomic_file, write_json
 from assay_kernels.convert.plan import SINGLE_FILE, Plan, Shard, make_plan, source_fingerprint
 from assay_kernels.convert.steps import Source
-from assay_kernels.convert.work import WORK_FOLDER, InUseError, Work
+from assay_kernels.convert.work import WORK_FOLDER, InUseError, Work, clear_left_over
 from assay_kernels.progress import Progress, progress
 
 SPARE_BYTES = 64 * 2**20
@@ -101,7 +101,7 @@ def _write_shard(shard: Shard, source: Source, work: Work, bar: Progress) -> Non
         for placed in shard.tensors:
             written = 0
             for piece in placed.step.stream(source, placed.output):
-                view = memoryview(piece)
+                view = piece.data
                 digest.update(view)
                 while view:
                     view = view[stream.write(view) :]
@@ -223,7 +223,10 @@ def convert(
     options = {"shard_bytes": shard_bytes, "calibrated": calibrate is not None}
     done = _finished(checkpoint, goal, target, options)
     if done is not None:
-        sizes = [entry["bytes"] for name, entry in done["files"].items() if name.endswith(".safetensors")]
+        clear_left_over(goal)
+        sizes = [
+            entry["bytes"] for name, entry in done["files"].items() if name.endswith(".safetensors")
+        ]
         return Outcome(sum(sizes), len(sizes), len(sizes), done)
     _check_empty(goal)
     _check_places(origin, goal)
@@ -258,3 +261,31 @@ def convert(
         torch.set_num_threads(threads)
         work.close()
     return Outcome(plan.nbytes, len(plan.shards), resumed, manifest)
+
+
+def render(outcome: Outcome) -> str:
+    """What was done, for people."""
+    manifest = outcome.manifest
+    resumed = f", {outcome.resumed} of them found finished" if outcome.resumed else ""
+    source = manifest["source"]["dialect"]
+    lines = [
+        f"{source} -> {manifest['dialect']}: {outcome.nbytes / 1e9:.3f} GB in "
+        f"{outcome.shards} shards{resumed}"
+    ]
+    reports = manifest["tensors"].values()
+    exact = sum(1 for report in reports if report.get("exact"))
+    if exact:
+        lines.append(f"{exact} MXFP4 weights became NVFP4 exactly, proven scale by scale")
+    for name in manifest["not_exact"]:
+        report = manifest["tensors"][name]
+        lines.append(
+            f"{name} is not exact: its exponents span {report['octaves']} octaves, 18 fit; "
+            f"relative error {report['relative_error']:.3g}"
+        )
+    for pair, error in manifest["largest_relative_error"].items():
+        if error and not pair.startswith("mxfp4"):
+            lines.append(f"{pair}: relative error at most {error:.4g}")
+    if manifest["dynamic_inputs"]:
+        lines.append(f"{manifest['dynamic_inputs']} weights have no input_scale: marked dynamic")
+    lines.append(f"MTP: {manifest['mtp']}")
+    return "\n".join(lines)

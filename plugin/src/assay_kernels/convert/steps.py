@@ -137,8 +137,10 @@ class Copy(Step):
         yield from source.data.chunks(self._infos[output.parameter or ""])
 
 
-def _strips(rows: int, cols: int, multiple: int) -> Iterator[tuple[int, int]]:
-    height = max(STRIP_ELEMENTS // cols // multiple, 1) * multiple
+def _strips(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Row ranges whose starts are multiples of an FP8 block."""
+    rows, cols = shape[0], math.prod(shape[1:])
+    height = max(STRIP_ELEMENTS // cols // FP8_BLOCK, 1) * FP8_BLOCK
     for begin in range(0, rows, height):
         yield begin, min(begin + height, rows)
 
@@ -165,7 +167,7 @@ def read_strip(source: Source, module: Module, begin: int, end: int) -> Tensor:
     assert blocks_info is not None
     assert whole is not None
     multiplier = source.checkpoint.global_scale(module, data.scalar(whole))
-    return plain(NVFP4(packed, data.rows(blocks_info, begin, end), multiplier))
+    return dequantize(NVFP4(packed, data.rows(blocks_info, begin, end), multiplier))
 
 
 class _ToNVFP4(Step):
@@ -281,9 +283,9 @@ class Rescale(_ToNVFP4):
             raise CheckpointError(info.file, info.name, str(error)) from None
         self._octaves = max(int(octaves(original)), 0)
         if not is_exact(original, self._result):
-            error = Error()
-            error.add(dequantize_mxfp4(original), dequantize(self._result))
-            self._error = error.relative
+            distance = Error()
+            distance.add(dequantize_mxfp4(original), dequantize(self._result))
+            self._error = distance.relative
 
     def codes(self, source: Source) -> Iterator[Bytes]:
         assert self._result is not None
@@ -315,7 +317,7 @@ class Quantise(_ToNVFP4):
         self._error = Error()
 
     def _strips(self, source: Source) -> Iterator[Tensor]:
-        for begin, end in _strips(*self.module.shape, FP8_BLOCK):
+        for begin, end in _strips(self.module.shape):
             yield read_strip(source, self.module, begin, end)
 
     def prepare(self, source: Source) -> None:
@@ -369,7 +371,7 @@ class QuantiseFP8(Step):
             yield as_bytes(torch.cat(self._scales).to(torch.float8_e8m0fnu))
             self._scales = []
             return
-        for begin, end in _strips(*self.module.shape, FP8_BLOCK):
+        for begin, end in _strips(self.module.shape):
             strip = read_strip(source, self.module, begin, end)
             if not bool(torch.isfinite(strip).all()):
                 info = next(iter(self.module.tensors.values()))
@@ -404,8 +406,7 @@ class Plainly(Step):
         pass
 
     def stream(self, source: Source, output: Output) -> Iterator[Bytes]:
-        rows, *rest = self.module.shape
-        for begin, end in _strips(rows, math.prod(rest), FP8_BLOCK):
+        for begin, end in _strips(self.module.shape):
             strip = read_strip(source, self.module, begin, end)
             rounded = strip.to(TORCH_DTYPES[self._dtype])
             self._error.add(strip, rounded.float())
@@ -426,5 +427,3 @@ def nvfp4_step(module: Module, encoding: Encoding, input_scale: float | None) ->
     if module.precision is Precision.MXFP4:
         return Rescale(module, encoding, input_scale)
     return Quantise(module, encoding, input_scale)
-
-

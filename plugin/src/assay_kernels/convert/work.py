@@ -1,4 +1,4 @@
-"""The working folder inside an unfinished conversion: a lock, a journal, and the files being written.
+"""The working folder inside an unfinished conversion: a lock, a journal, files being written.
 
 A shard is written here under its own name, synced, moved to its place and only then entered in the
 journal, so that the journal never speaks of a shard that is not whole. A kill costs at most the
@@ -24,6 +24,11 @@ _JOURNAL = "journal.jsonl"
 _PLAN = "plan.json"
 
 
+def clear_left_over(destination: Path) -> None:
+    """What a kill in the very last step leaves of a finished conversion's working folder."""
+    shutil.rmtree(destination / _LEFT_OVER, ignore_errors=True)
+
+
 class InUseError(Exception):
     """Another conversion holds the folder, or it is of another plan. The message says which."""
 
@@ -34,7 +39,6 @@ class Work:
     def __init__(self, destination: Path) -> None:
         self._destination = destination
         self.folder = destination / WORK_FOLDER
-        shutil.rmtree(destination / _LEFT_OVER, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = (self.folder / "lock").open("w")
         try:

@@ -158,7 +158,9 @@ def to_nearest_nvfp4(weight: MXFP4) -> NVFP4:
         return _assemble(weight.codes, exponent, offset)
     short = (_BOTTOM_EXPONENT - (exponent - offset[..., None, None])).clamp(min=0)
     unit = torch.ones((), dtype=torch.float8_e4m3fn, device=weight.codes.device)
-    values = decode_fp32(weight.codes, unit.expand(*weight.codes.shape[:-1], weight.shape[-1] // 16))
+    values = decode_fp32(
+        weight.codes, unit.expand(*weight.codes.shape[:-1], weight.shape[-1] // 16)
+    )
     shifted = torch.unflatten(values, -1, (-1, MX_BLOCK)) * _power_of_two(-short).float()[..., None]
     codes = torch.where(
         (short > 0).repeat_interleave(MX_BLOCK // 2, dim=-1),
