@@ -41,7 +41,8 @@ def _e4m3_table() -> Floats:
 def _e8m0_table() -> Floats:
     table = np.ldexp(np.ones(256), np.arange(256) - 127)
     table[255] = np.nan
-    return table.astype(np.float32)
+    result: Floats = table.astype(np.float32)
+    return result
 
 
 E4M3 = _e4m3_table()
@@ -54,7 +55,8 @@ def as_float32(raw: Bytes, dtype: str) -> Floats:
     """Any stored float dtype as fp32."""
     if dtype == "BF16":
         wide = raw.view(np.uint16).astype(np.uint32) << 16
-        return wide.view(np.float32)
+        result: Floats = wide.view(np.float32)
+        return result
     if dtype == "F8_E4M3":
         return E4M3[raw]
     if dtype == "F8_E8M0":

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay_kernels.audit.block import Block, Weight, as_float32
+from assay_kernels.audit.header_rules import is_main_compressors
 from assay_kernels.audit.rule import DeepRule, Finding, Measurement, Rule, Severity, register
 from assay_kernels.checkpoint.data import TensorReader
 from assay_kernels.checkpoint.errors import Fault
@@ -17,6 +18,7 @@ from assay_kernels.checkpoint.header import TensorInfo
 from assay_kernels.checkpoint.manifest import MANIFEST_FILE
 from assay_kernels.checkpoint.reader import Survey
 from assay_kernels.checkpoint.weights import Precision
+from assay_kernels.numerics.layout import padded
 from assay_kernels.numerics.nvfp4 import E4M3_MAX, FP4_MAX
 
 _EXPORT_AGAIN = "export the weight again from its original"
@@ -402,10 +404,11 @@ class Padding(DeepRule):
                 Fault.SCALE_SHAPE,
             ):  # fmt: skip
                 continue
-            if len(expected) != 2 or len(info.shape) != 2 or info.shape == expected:
+            if len(expected) != 2 or len(info.shape) != 2 or is_main_compressors(fault, survey):
                 continue
             rows, cols = expected
-            if info.shape[0] < rows or info.shape[1] < cols:
+            full_rows, full_cols = padded(rows, cols)
+            if info.shape[0] not in (rows, full_rows) or info.shape[1] not in (cols, full_cols):
                 continue
             width = info.nbytes // max(info.shape[0] * info.shape[1], 1)
             grid = data.read(info).reshape(info.shape[0], info.shape[1], width)

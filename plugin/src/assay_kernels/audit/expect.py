@@ -136,14 +136,14 @@ def corrected(survey: Survey) -> Mapping[str, Any]:
     raw = dict(survey.raw_config)
     for found in contradictions(survey):
         if found.key.startswith("compress_ratios["):
-            ratios = list(raw["compress_ratios"])
+            ratios: list[Any] = list(raw["compress_ratios"])
             ratios[int(found.key[16:-1])] = found.stored
             raw["compress_ratios"] = ratios
         else:
             raw[found.key] = found.stored
-    layers, ratios = raw.get("num_hidden_layers"), raw.get("compress_ratios")
-    if isinstance(ratios, list) and isinstance(layers, int):
-        raw["compress_ratios"] = ratios + [0] * (layers - len(ratios))
+    layers, listed = raw.get("num_hidden_layers"), raw.get("compress_ratios")
+    if isinstance(listed, list) and isinstance(layers, int):
+        raw["compress_ratios"] = listed + [0] * (layers - len(listed))
     return raw
 
 

@@ -320,10 +320,10 @@ class WeightShape(LoaderRule):
     kinds = frozenset({Fault.SHAPE})
 
     def applies(self, fault: CheckpointError, survey: Survey) -> bool:
-        return not _is_main_compressors(fault, survey)
+        return not is_main_compressors(fault, survey)
 
 
-def _is_main_compressors(fault: CheckpointError, survey: Survey) -> bool:
+def is_main_compressors(fault: CheckpointError, survey: Survey) -> bool:
     """Whether an indexer's compressor has the shape of the main one beside it."""
     if not _in_indexer_compressor(fault) or fault.fault is not Fault.SHAPE:
         return False
@@ -345,7 +345,7 @@ class IndexerCompressorShape(LoaderRule):
     origin = "sglang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
 
     def applies(self, fault: CheckpointError, survey: Survey) -> bool:
-        return _is_main_compressors(fault, survey)
+        return is_main_compressors(fault, survey)
 
 
 @register

@@ -178,7 +178,7 @@ def _explained(grid: Floats) -> float:
     if left <= 0 or total - explained <= 0:
         return 0.0
     f = (explained / free) / ((total - explained) / left)
-    return (f - 1) / math.sqrt(2 / free + 2 / left)
+    return float((f - 1) / math.sqrt(2 / free + 2 / left))
 
 
 def unswizzled(tile_rows: Bytes) -> Bytes:

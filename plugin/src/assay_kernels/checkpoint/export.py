@@ -15,7 +15,7 @@ from assay_kernels.checkpoint.config import parse_config
 from assay_kernels.checkpoint.dialect import PACKED_NVFP4, Dialect
 from assay_kernels.checkpoint.errors import CheckpointError
 from assay_kernels.checkpoint.names import Scheme, format_name, is_bare
-from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, weight_specs
+from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, mtp_specs, weight_specs
 from assay_kernels.checkpoint.weights import (
     COMPRESSED_NVFP4,
     MODELOPT_NVFP4,
@@ -230,7 +230,7 @@ def export_checkpoint(
 ) -> None:
     """Quantise plain weights and write them as `dialect`.
 
-    state: canonical tensor names -> fp32 or bf16 tensors, the main model only (no MTP)
+    state: canonical tensor names -> fp32 or bf16 tensors; MTP layers are optional
     config: config.json of the model; a quantization_config in it is replaced
     activation_amax: entry -> largest magnitude of its input seen in calibration; an NVFP4 weight
         without one is written without input_scale and is scaled dynamically
@@ -238,6 +238,8 @@ def export_checkpoint(
     """
     parsed = parse_config(config)
     specs = dict(weight_specs(parsed))
+    if any(name.startswith("mtp.") for name in state):
+        specs |= {entry: spec for entry, spec, required in mtp_specs(parsed) if required}
     amax = activation_amax or {}
     weights = _from_state_dict(state, specs, amax, dialect)
     recipe = RECIPES[dialect]

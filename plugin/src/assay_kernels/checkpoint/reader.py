@@ -477,7 +477,10 @@ def _interpret(
     modules: list[Module] = []
     try:
         config = parse_config(raw_config)
-        dialect = detect_dialect(config.quantization, infos)
+        if lost and config.quantization is not None:
+            dialect = declared_dialect(config.quantization)  # the evidence may be what is lost
+        else:
+            dialect = detect_dialect(config.quantization, infos)
     except CheckpointError as error:
         faults.append(error)
         if config is not None and config.quantization is not None:
