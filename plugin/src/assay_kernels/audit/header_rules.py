@@ -46,7 +46,7 @@ def _is_mxfp4(fault: CheckpointError, survey: Survey) -> bool:
     if fault.fault is Fault.SCALE_DTYPE:
         return "is F8_E8M0" in fault.rule or "is U8" in fault.rule
     if fault.fault is Fault.SCALE_SHAPE and fault.expected is not None:
-        blocks = fault.expected[-1] * 16 // MX_BLOCK if fault.expected else 0
+        blocks = -(-fault.expected[-1] * 16 // MX_BLOCK) if fault.expected else 0
         return f"is [{fault.expected[0]}, {blocks}]" in fault.rule if blocks else False
     return fault.fault is Fault.PRECISION and f"is {Precision.MXFP4}" in fault.rule
 

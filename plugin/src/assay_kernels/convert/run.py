@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from assay_kernels.checkpoint.manifest import (
     read_manifest,
 )
 from assay_kernels.checkpoint.reader import INDEX_FILE, Checkpoint, open_checkpoint
-from assay_kernels.checkpoint.writer import SHARD_BYTES, atomic_file, write_json
+from assay_kernels.checkpoint.writer import SHARD_BYTES
 from assay_kernels.convert.plan import SINGLE_FILE, Plan, Shard, make_plan, source_fingerprint
 from assay_kernels.convert.steps import Source
 from assay_kernels.convert.work import WORK_FOLDER, InUseError, Work, clear_left_over
@@ -96,7 +97,7 @@ def _write_shard(shard: Shard, source: Source, work: Work, bar: Progress) -> Non
     for step in shard.steps:
         step.prepare(source)
     digest = hashlib.sha256(shard.header)
-    with work.open(shard.file) as stream:
+    with work.file(shard.file) as stream:
         stream.write(shard.header)
         for placed in shard.tensors:
             written = 0
@@ -108,10 +109,9 @@ def _write_shard(shard: Shard, source: Source, work: Work, bar: Progress) -> Non
                 written += piece.nbytes
                 bar.advance(piece.nbytes)
             assert written == placed.output.nbytes, placed.name
-        os.fsync(stream.fileno())
     reports = {step.entry: step.report() for step in shard.steps}
     scales = {step.entry: step.scales() for step in shard.steps}
-    work.finish(
+    work.note(
         {
             "file": shard.file,
             "bytes": shard.nbytes,
@@ -135,10 +135,11 @@ def _write_shards(plan: Plan, source: Source, work: Work, jobs: int) -> None:
             pool.shutdown(cancel_futures=True)
 
 
-def _copy_file(source: Path, target: Path) -> None:
-    with atomic_file(target) as stream, source.open("rb") as original:
-        while chunk := original.read(2**20):
-            stream.write(chunk)
+def _write_json(work: Work, name: str, value: Mapping[str, Any]) -> None:
+    with work.file(name) as stream:
+        view = memoryview(json.dumps(value, indent=2).encode() + b"\n")
+        while view:
+            view = view[stream.write(view) :]
 
 
 def _manifest(plan: Plan, work: Work, destination: Path, others: list[str]) -> dict[str, Any]:
@@ -181,16 +182,17 @@ def _finish(
 ) -> dict[str, Any]:
     others = [path.name for path in plan.companions]
     for path in plan.companions:
-        _copy_file(path, destination / path.name)
+        with work.file(path.name) as stream, path.open("rb") as original:
+            shutil.copyfileobj(original, stream)
     if plan.shards[0].file != SINGLE_FILE:
         weight_map = {placed.name: shard.file for shard in plan.shards for placed in shard.tensors}
         total = sum(placed.output.nbytes for shard in plan.shards for placed in shard.tensors)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(destination / INDEX_FILE, index)
+        _write_json(work, INDEX_FILE, index)
         others.append(INDEX_FILE)
     manifest = {**_manifest(plan, work, destination, others), "options": dict(options)}
-    write_json(destination / MANIFEST_FILE, manifest)
-    write_json(destination / CONFIG_FILE, plan.config)
+    _write_json(work, MANIFEST_FILE, manifest)
+    _write_json(work, CONFIG_FILE, plan.config)
     work.remove()
     return manifest
 

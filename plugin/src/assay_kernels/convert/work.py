@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -47,6 +48,7 @@ class Work:
             self._lock_file.close()
             raise InUseError(f"another conversion is writing to {destination}") from None
         self._lock = Lock()
+        self._parts = self.folder / "parts"
         self.done: dict[str, dict[str, Any]] = {}
 
     def close(self) -> None:
@@ -84,19 +86,26 @@ class Work:
             shard = self._destination / entry["file"]
             if shard.is_file() and shard.stat().st_size == entry["bytes"]:
                 self.done[entry["file"]] = entry
-        for left in self.folder.glob("*.safetensors"):
-            left.unlink()
+        shutil.rmtree(self._parts, ignore_errors=True)
+        self._parts.mkdir()
 
-    def open(self, file: str) -> BinaryIO:
-        return (self.folder / file).open("wb", buffering=0)
+    @contextmanager
+    def file(self, name: str) -> Iterator[BinaryIO]:
+        """A stream whose content stands at `name` in the destination afterwards, whole and synced.
 
-    def finish(self, entry: dict[str, Any]) -> None:
-        """Move a synced file to its place and note it."""
-        file = entry["file"]
-        (self.folder / file).replace(self._destination / file)
+        What a kill leaves of it stays in the working folder.
+        """
+        part = self._parts / name
+        with part.open("wb", buffering=0) as stream:
+            yield stream
+            os.fsync(stream.fileno())
+        part.replace(self._destination / name)
         sync_directory(self._destination)
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """Enter a shard that is in its place into the journal."""
         with self._lock:
-            self.done[file] = entry
+            self.done[entry["file"]] = entry
             with (self.folder / _JOURNAL).open("a") as stream:
                 # The first newline ends a line that a kill may have cut off.
                 stream.write("\n" + json.dumps(entry) + "\n")
