@@ -191,7 +191,7 @@ def _convert(options: argparse.Namespace) -> int:
         return 2
     except CheckpointError as error:
         _say(f"{options.source}: {error}")
-        return 2 if error.fault is Fault.UNREADABLE else 1
+        return 2 if error.fault in (Fault.UNREADABLE, Fault.HEADER, Fault.INDEX) else 1
     print(render(outcome))
     return 0
 

@@ -108,9 +108,7 @@ def make_random_state(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
     for entry, spec in specs.items():
         name = entry if is_bare(entry) else f"{entry}.weight"
         if spec.plain is Plain.INT:
-            state[name] = torch.randint(
-                0, parsed.n_routed_experts, spec.shape, generator=generator
-            )
+            state[name] = torch.randint(0, parsed.n_routed_experts, spec.shape, generator=generator)
         else:
             spread = float(torch.rand((), generator=generator)) * 0.1 + 0.01
             state[name] = torch.randn(spec.shape, generator=generator).mul_(spread).bfloat16()

@@ -248,9 +248,10 @@ def test_fp8_of_the_source_stays_fp8_bit_for_bit(
             assert isinstance(two, FP8BlockWeight)
             assert torch.equal(bits(one.weight), bits(two.weight))
             assert torch.equal(one.scale, two.scale)
-        assert module.precision is Precision.MXFP4 or entry not in json.loads(
-            (tmp_path / "A" / MANIFEST_FILE).read_text()
-        )["tensors"]
+        assert (
+            module.precision is Precision.MXFP4
+            or entry not in json.loads((tmp_path / "A" / MANIFEST_FILE).read_text())["tensors"]
+        )
 
 
 def test_strips_give_what_the_whole_matrix_gives(
@@ -414,9 +415,7 @@ KILLS = 10
 
 
 def spawn(source: Path, destination: Path) -> subprocess.Popen[bytes]:
-    script = (
-        "import sys; from assay_kernels.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    script = "import sys; from assay_kernels.cli import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["convert", str(source), str(destination), "--to", "B", "--shard-megabytes", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(

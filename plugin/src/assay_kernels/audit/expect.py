@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from assay_kernels.checkpoint.config import V4Config
@@ -102,8 +103,13 @@ def _stored_ratios(infos: list[TensorInfo]) -> dict[int, tuple[int, TensorInfo]]
     return found
 
 
-def contradictions(survey: Survey) -> Iterator[Contradiction]:
+@lru_cache(maxsize=2)
+def contradictions(survey: Survey) -> tuple[Contradiction, ...]:
     """Config values that the tensors deny with one voice; a single odd tensor is its own fault."""
+    return tuple(_contradictions(survey))
+
+
+def _contradictions(survey: Survey) -> Iterator[Contradiction]:
     raw = survey.raw_config
     for key, sizes in _votes(survey.infos).items():
         configured = raw.get(key)
@@ -112,12 +118,11 @@ def contradictions(survey: Survey) -> Iterator[Contradiction]:
         stored = next(iter(sizes))
         if unanimous and isinstance(configured, int) and configured != stored:
             yield Contradiction(key, configured, stored, sizes[stored][0])
-    layers = [
-        (int(match.group(1)), info)
-        for info in survey.infos
-        if (parsed := parse_name(info.name)) is not None
-        and (match := _LAYER.match(parsed[0])) is not None
-    ]
+    layers: list[tuple[int, TensorInfo]] = []
+    for info in survey.infos:
+        parsed = parse_name(info.name)
+        if parsed is not None and parsed[0].startswith("layers."):
+            layers.append((int(parsed[0].split(".", 2)[1]), info))
     count = raw.get("num_hidden_layers")
     if layers and isinstance(count, int) and not survey.lost:
         last, info = max(layers, key=lambda item: item[0])

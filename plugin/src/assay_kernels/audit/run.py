@@ -28,7 +28,7 @@ from assay_kernels.audit.rule import (
 from assay_kernels.checkpoint.data import TensorReader
 from assay_kernels.checkpoint.errors import CheckpointError, Fault
 from assay_kernels.checkpoint.manifest import MANIFEST_FILE, file_sha256, read_manifest
-from assay_kernels.checkpoint.reader import Module, Survey, survey_checkpoint
+from assay_kernels.checkpoint.reader import Module, Survey, survey_checkpoint, without_collection
 from assay_kernels.progress import Progress, progress
 
 REPORT_VERSION = 1
@@ -163,20 +163,9 @@ def _deep(survey: Survey, rules: list[Rule], jobs: int, report: Report) -> None:
                 report.undecided[rule.id] = unsure
 
 
-def audit(
-    directory: str | os.PathLike[str],
-    *,
-    deep: bool = False,
-    rules: Iterable[Rule] | None = None,
-    jobs: int | None = None,
-) -> Report:
-    """Judge a checkpoint by its headers, and with `deep` by its data.
-
-    rules: None takes all of them
-    jobs: threads of the deep pass; None takes the number of CPUs
-    Raises CheckpointError where there is no checkpoint to judge.
-    """
-    chosen = list(all_rules().values() if rules is None else rules)
+def _headers(
+    directory: str | os.PathLike[str], chosen: list[Rule], deep: bool
+) -> tuple[Survey, Report]:
     stored = survey_checkpoint(directory)
     # What follows from a wrong config value is one fault, not one for every tensor.
     raw = corrected(stored) if any(r.id == "config-shape" for r in chosen) else stored.raw_config
@@ -191,6 +180,25 @@ def audit(
     header_rules: list[HeaderRule] = select(chosen, HeaderRule)
     for rule in header_rules:
         report.findings += rule.check(stored if rule.id == "config-shape" else survey)
+    return survey, report
+
+
+def audit(
+    directory: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    rules: Iterable[Rule] | None = None,
+    jobs: int | None = None,
+) -> Report:
+    """Judge a checkpoint by its headers, and with `deep` by its data.
+
+    rules: None takes all of them
+    jobs: threads of the deep pass; None takes the number of CPUs
+    Raises CheckpointError where there is no checkpoint to judge.
+    """
+    chosen = list(all_rules().values() if rules is None else rules)
+    with without_collection():
+        survey, report = _headers(directory, chosen, deep)
     if deep:
         _deep(survey, chosen, jobs or os.cpu_count() or 1, report)
     order = {rule.id: number for number, rule in enumerate(chosen)}

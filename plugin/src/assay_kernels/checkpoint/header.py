@@ -60,7 +60,7 @@ Problem = CheckpointError | None
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and value >= 0
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _parse_entry(file: str, name: str, entry: object) -> TensorInfo:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise fail(f"unknown dtype {dtype!r}")
-    if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
         raise fail(f"shape must be a list of sizes, is {shape!r}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise fail(f"data_offsets must be two sizes, is {offsets!r}")

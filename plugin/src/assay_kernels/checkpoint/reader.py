@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -429,7 +430,7 @@ def naming_scheme(infos: Iterable[TensorInfo]) -> Scheme:
     return Scheme.TRANSFORMERS if told else Scheme.DEEPSEEK
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Survey:
     """Everything that headers and config.json say, and everything that is wrong with them.
 
@@ -495,6 +496,19 @@ def _interpret(
     return Survey(directory, raw_config, config, dialect, infos, modules, faults, lost)
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Without the cycle collector, which would walk the growing headers again and again; nothing
+    here makes cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def survey_checkpoint(directory: str | os.PathLike[str]) -> Survey:
     """Look at headers and config.json without giving up at the first thing that is wrong.
 
@@ -504,8 +518,9 @@ def survey_checkpoint(directory: str | os.PathLike[str]) -> Survey:
     path = Path(directory)
     raw_config = read_raw_config(path)
     faults: list[CheckpointError] = []
-    infos, lost = _scan_files(path, faults)
-    return _interpret(path, raw_config, infos, faults, lost)
+    with without_collection():
+        infos, lost = _scan_files(path, faults)
+        return _interpret(path, raw_config, infos, faults, lost)
 
 
 def scan_checkpoint(directory: str | os.PathLike[str]) -> tuple[Checkpoint, list[CheckpointError]]:

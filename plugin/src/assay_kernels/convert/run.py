@@ -238,7 +238,7 @@ def convert(
         work = Work(goal)
     except InUseError as error:
         raise ConversionError(str(error)) from None
-    begun = bool(list(work.folder.glob("plan.json")))
+    begun = work.begun
     try:
         amax = None
         if calibrate is not None:
@@ -246,21 +246,19 @@ def convert(
         plan = make_plan(checkpoint, target, shard_bytes, amax)
         work.begin(plan.fingerprint)
         _check_space(plan, work, goal)
-        resumed = len(work.done)
+        resumed, begun = len(work.done), True
         torch.set_num_threads(1)  # shards are the parallelism; sums keep one order
         with TensorReader(origin) as data:
             _write_shards(plan, Source(checkpoint, data), work, jobs or os.cpu_count() or 1)
         manifest = _finish(plan, work, goal, options)
     except InUseError as error:
         raise ConversionError(str(error)) from None
-    except ConversionError:
-        if not begun:
+    finally:
+        torch.set_num_threads(threads)
+        if not begun:  # refused before the first shard: as if nothing had been asked
             work.remove()
             if not goal_was_there:
                 goal.rmdir()
-        raise
-    finally:
-        torch.set_num_threads(threads)
         work.close()
     return Outcome(plan.nbytes, len(plan.shards), resumed, manifest)
 

@@ -51,6 +51,11 @@ class Work:
         self._parts = self.folder / "parts"
         self.done: dict[str, dict[str, Any]] = {}
 
+    @property
+    def begun(self) -> bool:
+        """Whether an earlier run left a plan here."""
+        return (self.folder / _PLAN).exists()
+
     def close(self) -> None:
         self._lock_file.close()
 
