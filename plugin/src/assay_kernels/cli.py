@@ -57,6 +57,16 @@ def _add_serve(commands: Any) -> None:
     )
 
 
+class _ListRules(argparse.Action):
+    """Prints every rule and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from assay_kernels.audit import all_rules, render
+
+        print(render.rule_table(all_rules().values()))
+        parser.exit(0)
+
+
 def _add_audit(commands: Any) -> None:
     command = commands.add_parser(
         "audit",
@@ -64,6 +74,7 @@ def _add_audit(commands: Any) -> None:
         description="Exit 0: nothing, or warnings only. 1: faults. 2: could not be read.",
     )
     command.add_argument("directory", type=Path)
+    command.add_argument("--rules", action=_ListRules, nargs=0, help="list what is looked for")
     command.add_argument("--deep", action="store_true", help="read all scales and sample the codes")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     command.add_argument("--all", action="store_true", help="do not shorten lists of like findings")

@@ -120,7 +120,7 @@ class ScaleConstant(_WeightRule):
 
     id = "scale-constant"
     effect = "every block has the same range: fluent nonsense, or a constant token"
-    origin = "scales initialised to one and never filled; vLLM #45212 is the relative"
+    origin = "scales that were initialised and never filled; vLLM #45212 is a relative"
 
     def judge(self, weight: Weight, scale: TensorInfo) -> Iterator[Finding]:
         if weight.precision is Precision.FP8_BLOCK:
@@ -176,7 +176,7 @@ class GlobalScaleReciprocal(_WeightRule):
     id = "global-scale-reciprocal"
     effect = "the matrix is off by a factor of about 10^7: NaN or a constant token"
     action = "store weight_scale_2 = amax / (6 * 448); only dialect C stores the reciprocal"
-    origin = "compressed-tensors divides by its global scales, ModelOpt multiplies"
+    origin = "modular #6600 (compressed-tensors divides by these, ModelOpt multiplies)"
 
     def judge(self, weight: Weight, scale: TensorInfo) -> Iterator[Finding]:
         value, info = weight.stored_global_scale, weight.info("global_scale")
@@ -213,7 +213,7 @@ class InputScaleReciprocal(_WeightRule):
     id = "input-scale-reciprocal"
     effect = "activations are flushed to zero: the layer answers nothing"
     action = "store input_scale = amax / (6 * 448); only dialect C stores the reciprocal"
-    origin = "compressed-tensors divides by its global scales, ModelOpt multiplies"
+    origin = "modular #6600 (compressed-tensors divides by these, ModelOpt multiplies)"
 
     def judge(self, weight: Weight, scale: TensorInfo) -> Iterator[Finding]:
         value, info = weight.stored_input_scale, weight.info("input_scale")
@@ -290,7 +290,7 @@ class PartitionScales(DeepRule):
     severity = Severity.WARNING
     effect = "right under Assay; stock vLLM uses one scale for both and is wrong by their ratio"
     action = "serve with Assay's plugin"
-    origin = "vLLM #47515, #54974; SGLang's relative took GSM8K from 0.945 to 0.005"
+    origin = "vLLM #47515, #54974; SGLang #29151 (a relative: GSM8K 0.005 instead of 0.945)"
 
     def measure(self, block: Block) -> Iterator[Measurement]:
         for fused, one, other in _FUSED:
@@ -359,7 +359,7 @@ class IndexerEqualsMain(DeepRule):
     id = "indexer-equals-main"
     effect = "the indexer selects the wrong tokens: fluent at first, nonsense once it selects"
     action = "export with `attn.indexer.compressor.*`; it is not the main compressor"
-    origin = "sglang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
+    origin = "the symptom of SGLang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
 
     def conclude(
         self, survey: Survey, data: TensorReader, measured: list[Measurement]

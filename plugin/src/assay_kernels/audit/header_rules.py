@@ -209,7 +209,7 @@ class IndexerCompressorMissing(LoaderRule):
     kinds = frozenset({Fault.MISSING})
     effect = "the indexer selects the wrong tokens: fluent at first, nonsense once it selects"
     action = "export with `attn.indexer.compressor.*`; it is not the main compressor"
-    origin = "sglang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
+    origin = "the symptom of SGLang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
 
     def applies(self, fault: CheckpointError, survey: Survey) -> bool:
         return _in_indexer_compressor(fault)
@@ -342,7 +342,7 @@ class IndexerCompressorShape(LoaderRule):
     kinds = frozenset({Fault.SHAPE})
     effect = "the indexer selects the wrong tokens: fluent at first, nonsense once it selects"
     action = "export with `attn.indexer.compressor.*`; it is not the main compressor"
-    origin = "sglang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
+    origin = "the symptom of SGLang #33397 (clean to 1.7 k tokens, corrupt from 4 k)"
 
     def applies(self, fault: CheckpointError, survey: Survey) -> bool:
         return is_main_compressors(fault, survey)
