@@ -11,9 +11,10 @@ Three figures, each with its bar:
 - the conversion native -> A of that layer, checksums and fsync included, beside `cp` and `sync` of
   the same files.
 
-Every figure is the median of the rounds; in each round all contestants run one after the other,
-with the page cache of their input dropped before each. The scratch folder must be on the disk that
-is meant (--scratch). An exit code of 1 says that a bar was missed.
+A tool and its yardstick run in pairs that change places from round to round, each with the page
+cache of its input dropped; the ratio is the median over the pairs, so that a disk or a neighbour
+that slows down does it to both. The scratch folder must be on the disk that is meant (--scratch).
+An exit code of 1 says that a bar was missed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -234,28 +236,28 @@ def cp(directory: Path, target: Path) -> None:
     subprocess.run(["sync", *map(str, shards(target)), str(target)], check=True)
 
 
-def races(
-    contestants: dict[str, tuple[Path, Callable[[], object]]], rounds: int, scratch: Path
-) -> dict[str, list[float]]:
-    """Seconds of every contestant in every round; the order turns from round to round."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    names = list(contestants)
+def race(
+    source: Path,
+    names: tuple[str, str],
+    actions: tuple[Callable[[], object], Callable[[], object]],
+    rounds: int,
+    out: Path,
+) -> float:
+    """Time a yardstick and a tool in pairs of neighbouring runs, which change places from pair to
+    pair; prints both and returns the median of the pairs' ratios, tool over yardstick, in rate."""
+    seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            source, action = contestants[name]
-            shutil.rmtree(scratch, ignore_errors=True)
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            shutil.rmtree(out, ignore_errors=True)
             drop_cache(source)
-            seconds[name].append(timed(action))
-    shutil.rmtree(scratch, ignore_errors=True)
-    return seconds
-
-
-def row(name: str, nbytes: int, seconds: list[float]) -> float:
-    """Print one line; returns the median rate in GB/s."""
-    median = statistics.median(seconds)
-    spread = f"{min(seconds):.2f} .. {max(seconds):.2f}"
-    print(f"{name:<46}{median:>8.2f} s  ({spread} s){nbytes / median / 1e9:>8.2f} GB/s")
-    return nbytes / median / 1e9
+            seconds[which].append(timed(actions[which]))
+    shutil.rmtree(out, ignore_errors=True)
+    nbytes = sum(path.stat().st_size for path in shards(source))
+    for name, times in zip(names, seconds, strict=True):
+        median = statistics.median(times)
+        spread = f"({min(times):.2f} .. {max(times):.2f} s)"
+        print(f"{name:<46}{median:>8.2f} s  {spread:<20}{nbytes / median / 1e9:>7.2f} GB/s")
+    return statistics.median(one / other for one, other in zip(*seconds, strict=True))
 
 
 def verdict(what: str, value: float, bar: float, *, at_most: bool = False) -> bool:
@@ -268,16 +270,20 @@ def verdict(what: str, value: float, bar: float, *, at_most: bool = False) -> bo
 def bench_headers(scratch: Path, rounds: int) -> bool:
     count = sparse(scratch / "pro", V4_PRO, Dialect.B, 5 * 10**9)
     code = "from assay_kernels.audit import audit; import sys; print(audit(sys.argv[1]).exit_code)"
-    seconds = []
+    seconds, cpu = [], []
     for _ in range(rounds):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-c", code, str(scratch / "pro")]
         began = time.perf_counter()
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         seconds.append(time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.stdout.strip() == "0", done.stdout
     shutil.rmtree(scratch / "pro")
     median = statistics.median(seconds)
     print(f"header audit of V4-Pro, dialect B, {count:,} tensors, process start included")
+    print(f"  CPU seconds: {statistics.median(cpu):.2f}, of them one core's at a time")
     return verdict("seconds", median, HEADER_SECONDS, at_most=True)
 
 
@@ -286,40 +292,38 @@ def bench_data(scratch: Path, experts: int, rounds: int) -> bool:
     real_data(native, one_layer(experts))
     convert(native, converted, Dialect.A, shard_bytes=2**30)
     nbytes = sum(path.stat().st_size for path in shards(native))
-    written = sum(path.stat().st_size for path in shards(converted))
     print(f"\none V4-Pro layer, {experts} experts: {nbytes / 1e9:.2f} GB native")
 
     def deep(directory: Path) -> None:
         assert audit(directory, deep=True).exit_code == 0
 
-    times = races(
-        {
-            "cat": (native, lambda: cat(native)),
-            "deep audit": (native, lambda: deep(native)),
-            "cat of the converted": (converted, lambda: cat(converted)),
-            "deep audit with checksums": (converted, lambda: deep(converted)),
-        },
+    ratio = race(
+        native,
+        ("cat native", "audit --deep native (scales, sampled codes)"),
+        (lambda: cat(native), lambda: deep(native)),
         rounds,
         out,
     )
-    base = row("cat native", nbytes, times["cat"])
-    rate = row("audit --deep native (scales, sampled codes)", nbytes, times["deep audit"])
-    passed = verdict("audit / cat", rate / base, RATIO)
-    base = row("cat converted", written, times["cat of the converted"])
-    rate = row("audit --deep converted (+ SHA-256)", written, times["deep audit with checksums"])
-    passed &= verdict("audit / cat", rate / base, RATIO)
-
-    times = races(
-        {
-            "cp": (native, lambda: cp(native, out)),
-            "convert": (native, lambda: convert(native, out, Dialect.A, shard_bytes=2**30)),
-        },
+    passed = verdict("audit / cat", ratio, RATIO)
+    ratio = race(
+        converted,
+        ("cat converted", "audit --deep converted (+ SHA-256 of all)"),
+        (lambda: cat(converted), lambda: deep(converted)),
         rounds,
         out,
     )
-    base = row("cp + sync native", nbytes, times["cp"])
-    rate = row("convert --to A native", nbytes, times["convert"])
-    return verdict("convert / cp", rate / base, RATIO) and passed
+    passed &= verdict("audit / cat", ratio, RATIO)
+    ratio = race(
+        native,
+        ("cp + sync native", "convert --to A native"),
+        (
+            lambda: cp(native, out),
+            lambda: convert(native, out, Dialect.A, shard_bytes=2**30),
+        ),
+        rounds,
+        out,
+    )
+    return verdict("convert / cp", ratio, RATIO) and passed
 
 
 def main() -> int:
