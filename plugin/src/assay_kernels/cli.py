@@ -239,7 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"{error.filename or options.command}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
+        again = "; the same command goes on from here" if options.command == "convert" else ""
+        _say(f"interrupted{again}")
         return 130
 
 
