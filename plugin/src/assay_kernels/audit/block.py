@@ -105,9 +105,15 @@ class Weight:
 
     @cached_property
     def scale_values(self) -> Floats:
-        """Block scales as fp32 [rows, columns]."""
+        """All block scales as fp32 [rows, columns]; for the few of an FP8 weight."""
         assert self.scale_info is not None
         return as_float32(self.scales, self.scale_info.dtype)
+
+    @cached_property
+    def sampled_scales(self) -> Floats:
+        """Block scales of the sampled rows as fp32; 4-bit formats only."""
+        assert self.scale_info is not None
+        return as_float32(self.scales[self.sampled_rows], self.scale_info.dtype)
 
     def _scalar(self, role: str) -> float | None:
         info = self.info(role)
@@ -157,7 +163,7 @@ class Weight:
     @cached_property
     def magnitudes(self) -> Floats:
         """|e2m1 * block scale| of the sampled rows, [sample, K], without the global scale."""
-        scales: Floats = np.abs(self.scale_values[self.sampled_rows])
+        scales: Floats = np.abs(self.sampled_scales)
         width = self.code_magnitudes.shape[1] // scales.shape[1]
         result: Floats = self.code_magnitudes * np.repeat(scales, width, axis=1)
         return result

@@ -136,7 +136,7 @@ class ScaleConstant(_WeightRule):
             return
         if not (weight.codes & 0x77).any():
             return
-        value = float(weight.scale_values.flat[0])
+        value = float(weight.sampled_scales.flat[0])
         if not np.isfinite(value):
             return
         # Few blocks of an MXFP4 original may share an exponent by chance; one such scale is not 1.
@@ -182,7 +182,7 @@ class GlobalScaleReciprocal(_WeightRule):
         value, info = weight.stored_global_scale, weight.info("global_scale")
         if value is None or info is None or _unusable(value):
             return
-        high = float(np.nanmax(np.abs(weight.scale_values[weight.sampled_rows]), initial=0.0))
+        high = float(np.nanmax(np.abs(weight.sampled_scales), initial=0.0))
         multiplier = 1 / value if weight.reciprocal else value
         direct, inverse = FP4_MAX * high * multiplier, FP4_MAX * high / multiplier
         if direct > _NVFP4_RANGE and inverse < direct:
@@ -323,7 +323,7 @@ _LAYER_EXPERT = re.compile(r"(.*\.ffn\.experts)\.(\d+)")
 
 @register
 class ExpertsEqual(DeepRule):
-    """Two routed experts of a layer are the same, bit for bit in scales and sampled codes."""
+    """Two routed experts of a layer are the same, bit for bit in all that is sampled."""
 
     id = "experts-equal"
     effect = "an expert is missing and another runs in its place: some topics are nonsense"
@@ -336,7 +336,7 @@ class ExpertsEqual(DeepRule):
         for leaf, weight in block.weights.items():
             if weight.scale_info is None or not weight.codes.any():
                 continue
-            digest = hashlib.blake2b(weight.scales.tobytes(), digest_size=16)
+            digest = hashlib.blake2b(weight.scales[weight.sampled_rows].tobytes(), digest_size=16)
             digest.update(weight.codes.tobytes())
             info = weight.scale_info
             value = (int(match.group(2)), digest.digest())

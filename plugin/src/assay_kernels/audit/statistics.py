@@ -91,18 +91,18 @@ def nibble_z(columns: Floats, rows: Floats) -> float:
     """How much better swapped nibbles fit, from a consumer's columns and its producer's rows.
 
     columns: mean magnitude of each of K columns of the matrix that is judged
-    rows: mean magnitude of each of K rows of the matrices that make its input
+    rows: log magnitude, in any unit, of each of K rows of the matrices that make its input
 
     Neighbours 2j and 2j + 1 change places under the other nibble order. Where a large row meets a
-    large column, log(columns[2j] / columns[2j + 1]) goes with log(rows[2j] / rows[2j + 1]); under
+    large column, log(columns[2j] / columns[2j + 1]) goes with rows[2j] - rows[2j + 1]; under
     the wrong order it goes against it. The correlation r over n = K/2 pairs
     gives -atanh(r) sqrt(n - 3) (Fisher).
     """
-    usable = (columns[0::2] > 0) & (columns[1::2] > 0) & (rows[0::2] > 0) & (rows[1::2] > 0)
+    usable = (columns[0::2] > 0) & (columns[1::2] > 0)
     if usable.sum() < 16:
         return 0.0
     one = np.log(columns[0::2][usable] / columns[1::2][usable])
-    other = np.log(rows[0::2][usable] / rows[1::2][usable])
+    other = rows[0::2][usable] - rows[1::2][usable]
     # Ranks: a single extreme channel must not decide.
     one, other = (np.argsort(np.argsort(v)).astype(np.float64) for v in (one, other))
     if one.std() == 0 or other.std() == 0:
@@ -112,10 +112,12 @@ def nibble_z(columns: Floats, rows: Floats) -> float:
 
 
 def _row_profile(weight: Weight) -> Floats | None:
-    """Mean block scale of every row, in the weight's own units."""
+    """Mean logarithm of every row's block scales, in octaves: the bytes of E4M3 and of UE8M0 rise
+    with it, eight steps an octave and one."""
     if weight.precision not in (Precision.NVFP4, Precision.MXFP4):
         return None
-    profile: Floats = np.abs(weight.scale_values).mean(axis=1)
+    octave = 8 if weight.precision is Precision.NVFP4 else 1
+    profile: Floats = weight.scales.mean(axis=1, dtype=np.float32) / np.float32(octave)
     return profile
 
 
@@ -149,11 +151,11 @@ class NibbleOrder(_Statistical):
             if weight is None or weight.precision not in (Precision.NVFP4, Precision.MXFP4):
                 continue
             profiles = [_row_profile(w) if w is not None else None for w in feeding]
-            rows = np.ones((), dtype=np.float32)
+            rows = np.zeros((), dtype=np.float32)
             for profile in profiles:
                 if profile is None or profile.size != weight.module.shape[1]:
                     break
-                rows = rows * profile
+                rows = rows + profile
             else:
                 info = weight.info("codes")
                 assert info is not None

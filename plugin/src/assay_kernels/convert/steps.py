@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from assay_kernels.numerics.fp8 import FP8_BLOCK, FP8Block, quantize_fp8
 from assay_kernels.numerics.mxfp4 import (
     LOSSLESS_OCTAVES,
     MXFP4,
+    UE8M0_NAN,
     NotLosslessError,
     dequantize_mxfp4,
     is_exact,
@@ -245,61 +247,71 @@ class Rescale(_ToNVFP4):
 
     def __init__(self, module: Module, encoding: Encoding, input_scale: float | None) -> None:
         super().__init__(module, encoding, input_scale)
-        self._result: NVFP4 | None = None
+        self._table: Bytes | None = None
+        self._rounded: NVFP4 | None = None
         self._octaves = 0
         self._error = 0.0
 
     def prepare(self, source: Source) -> None:
-        info = self.module.tensor("scale")
-        assert info is not None
-        scale = source.data.tensor(info).view(torch.uint8)
-        lowest, highest = (int(v) for v in torch.aminmax(scale))
+        scale = self._read(source, "scale")
+        lowest, highest = int(scale.min()), int(scale.max())
         self._octaves = highest - lowest + 1
-        if self._octaves <= LOSSLESS_OCTAVES and highest < 255:
+        if self._octaves <= LOSSLESS_OCTAVES and highest != UE8M0_NAN:
             # The usual case needs no code: any code has the same value under the new scale.
-            stand_in = torch.zeros(1, dtype=torch.uint8).expand(scale.shape[0], scale.shape[1] * 16)
-            self._result = to_nearest_nvfp4(MXFP4(stand_in, scale))
-            if not self._proven(scale):
-                raise AssertionError(f"{self.entry}: the exact conversion is not exact")
+            self._global_scale = self._prepare_table(lowest, highest)
         else:
-            self._prepare_wide(source, scale, info)
-        assert self._result is not None
-        self._global_scale = self._result.global_scale
+            self._rounded = self._prepare_wide(source, torch.from_numpy(scale))
+            self._global_scale = self._rounded.global_scale
 
-    def _proven(self, scale: Tensor) -> bool:
-        """Every new scale is the old one, as exact float64, whatever the codes."""
-        assert self._result is not None
-        new = self._result.block_scale.double() * self._result.global_scale.double()
-        old = scale.view(torch.float8_e8m0fnu).double()
-        return torch.equal(new[:, 0::2], old) and torch.equal(new[:, 1::2], old)
+    def _read(self, source: Source, role: str) -> Bytes:
+        info = self.module.tensor(role)
+        assert info is not None
+        return source.data.read(info).reshape(info.shape)
 
-    def _prepare_wide(self, source: Source, scale: Tensor, info: TensorInfo) -> None:
-        codes = self.module.tensor("codes")
-        assert codes is not None
-        original = MXFP4(source.data.tensor(codes).view(torch.uint8), scale)
+    def _prepare_table(self, lowest: int, highest: int) -> Tensor:
+        """The E4M3 byte of every UE8M0 byte that the weight has, each proven equal under the global
+        scale, which is returned; float64 holds both sides exactly."""
+        used = torch.arange(lowest, highest + 1, dtype=torch.uint8).reshape(1, -1)
+        codes = torch.zeros(1, 16 * used.shape[1], dtype=torch.uint8)
+        result = to_nearest_nvfp4(MXFP4(codes, used))
+        stored = result.block_scale[:, 0::2].contiguous()
+        exact = stored.double() * result.global_scale.double()
+        if not torch.equal(exact, used.view(torch.float8_e8m0fnu).double()):
+            raise AssertionError(f"{self.entry}: the exact conversion is not exact")
+        self._table = np.zeros(256, dtype=np.uint8)
+        self._table[lowest : highest + 1] = as_bytes(stored)
+        return result.global_scale
+
+    def _prepare_wide(self, source: Source, scale: Tensor) -> NVFP4:
+        original = MXFP4(torch.from_numpy(self._read(source, "codes")), scale)
         try:
-            self._result = to_nearest_nvfp4(original)
+            result = to_nearest_nvfp4(original)
         except NotLosslessError as error:
+            info = self.module.tensor("scale")
+            assert info is not None
             raise CheckpointError(info.file, info.name, str(error)) from None
         self._octaves = max(int(octaves(original)), 0)
-        if not is_exact(original, self._result):
+        if not is_exact(original, result):
             distance = Error()
-            distance.add(dequantize_mxfp4(original), dequantize(self._result))
+            distance.add(dequantize_mxfp4(original), dequantize(result))
             self._error = distance.relative
+        return result
 
     def codes(self, source: Source) -> Iterator[Bytes]:
-        assert self._result is not None
-        if self._error:
-            yield as_bytes(self._result.codes)
+        if self._rounded is not None:
+            yield as_bytes(self._rounded.codes)
             return
         info = self.module.tensor("codes")
         assert info is not None
         yield from source.data.chunks(info)
 
     def block_scale(self, source: Source) -> Iterator[Bytes]:
-        assert self._result is not None
-        yield as_bytes(self._result.block_scale)
-        self._result = None
+        if self._rounded is not None:
+            yield as_bytes(self._rounded.block_scale)
+            self._rounded = None
+            return
+        assert self._table is not None
+        yield np.repeat(self._table[self._read(source, "scale").reshape(-1)], 2)
 
     def report(self) -> dict[str, Any]:
         result = {"from": "mxfp4", "to": "nvfp4", "octaves": self._octaves}
