@@ -62,6 +62,9 @@ from assay_kernels.convert import convert
 HEADER_SECONDS = 15.0
 RATIO = 0.70
 
+SHARD_BYTES = 2**28
+"""Small, so that a layer has as many shards for each thread as a whole model has."""
+
 V4_PRO: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
     "model_type": "deepseek_v4",
@@ -168,7 +171,7 @@ def one_layer(experts: int) -> dict[str, Any]:
 
 
 def real_data(directory: Path, config: dict[str, Any]) -> None:
-    """The layer in the native format, all bytes random but valid, in shards of about 1 GB."""
+    """The layer in the native format, all bytes random but valid, in shards of about SHARD_BYTES."""
     directory.mkdir(parents=True)
     generator = torch.Generator().manual_seed(5)
     shard: dict[str, torch.Tensor] = {}
@@ -198,7 +201,7 @@ def real_data(directory: Path, config: dict[str, Any]) -> None:
             value = value.float() if dtype == "F32" else value.bfloat16()
         shard[name] = value
         size += value.nbytes
-        if size > 2**30:
+        if size > SHARD_BYTES:
             flush()
     flush()
     index = {"metadata": {}, "weight_map": weight_map}
@@ -290,7 +293,7 @@ def bench_headers(scratch: Path, rounds: int) -> bool:
 def bench_data(scratch: Path, experts: int, rounds: int) -> bool:
     native, converted, out = scratch / "native", scratch / "converted", scratch / "out"
     real_data(native, one_layer(experts))
-    convert(native, converted, Dialect.A, shard_bytes=2**30)
+    convert(native, converted, Dialect.A, shard_bytes=SHARD_BYTES)
     nbytes = sum(path.stat().st_size for path in shards(native))
     print(f"\none V4-Pro layer, {experts} experts: {nbytes / 1e9:.2f} GB native")
 
@@ -318,7 +321,7 @@ def bench_data(scratch: Path, experts: int, rounds: int) -> bool:
         ("cp + sync native", "convert --to A native"),
         (
             lambda: cp(native, out),
-            lambda: convert(native, out, Dialect.A, shard_bytes=2**30),
+            lambda: convert(native, out, Dialect.A, shard_bytes=SHARD_BYTES),
         ),
         rounds,
         out,

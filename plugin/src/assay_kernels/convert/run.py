@@ -34,6 +34,9 @@ from assay_kernels.progress import Progress, progress
 SPARE_BYTES = 64 * 2**20
 """Room left free beside the plan's bytes: index, manifest, journal, the file system's own."""
 
+WRITE_BACK_BYTES = 16 * 2**20
+"""Bytes of a shard after which the disk is set to work."""
+
 Calibrate = Callable[[Checkpoint], Mapping[str, float]]
 
 
@@ -99,6 +102,7 @@ def _write_shard(shard: Shard, source: Source, work: Work, bar: Progress) -> Non
     digest = hashlib.sha256(shard.header)
     with work.file(shard.file) as stream:
         stream.write(shard.header)
+        unsynced = 0
         for placed in shard.tensors:
             written = 0
             for piece in placed.step.stream(source, placed.output):
@@ -107,7 +111,13 @@ def _write_shard(shard: Shard, source: Source, work: Work, bar: Progress) -> Non
                 while view:
                     view = view[stream.write(view) :]
                 written += piece.nbytes
+                unsynced += piece.nbytes
                 bar.advance(piece.nbytes)
+                if unsynced >= WRITE_BACK_BYTES:
+                    # Linux begins to write such pages out: the disk works while we compute, and
+                    # the fsync at the end finds little to do.
+                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    unsynced = 0
             assert written == placed.output.nbytes, placed.name
     reports = {step.entry: step.report() for step in shard.steps}
     scales = {step.entry: step.scales() for step in shard.steps}
