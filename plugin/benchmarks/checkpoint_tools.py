@@ -171,7 +171,7 @@ def one_layer(experts: int) -> dict[str, Any]:
 
 
 def real_data(directory: Path, config: dict[str, Any]) -> None:
-    """The layer in the native format, all bytes random but valid, in shards of about SHARD_BYTES."""
+    """The layer in the native format, random but valid bytes, in shards of SHARD_BYTES."""
     directory.mkdir(parents=True)
     generator = torch.Generator().manual_seed(5)
     shard: dict[str, torch.Tensor] = {}
