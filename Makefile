@@ -55,6 +55,10 @@ agreement: env ## KL and top-1 agreement of vLLM + plugin with transformers, dia
 bench: env ## tokens/s of the NVFP4 miniature beside its bf16 original, at concurrency 1, 8 and 16
 	@$(BIN)/python plugin/benchmarks/throughput.py $(ARGS)
 
+.PHONY: bench-checkpoint
+bench-checkpoint: env ## audit and convert beside cat and cp of the same bytes (about 20 GB of disk, --scratch DIR)
+	@$(BIN)/python plugin/benchmarks/checkpoint_tools.py $(ARGS)
+
 .PHONY: battery
 battery: env ## ask a server that `make serve` started the miniature's battery of questions
 	@$(BIN)/python models/miniature/battery.py run --url http://$(HOST):$(PORT) $(ARGS)

@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from assay_kernels.checkpoint import Dialect
-from assay_kernels.checkpoint.export import export_checkpoint
+from assay_kernels.checkpoint.config import parse_config
+from assay_kernels.checkpoint.export import derive, export_checkpoint
 from assay_kernels.checkpoint.hf import from_transformers_state_dict
+from assay_kernels.checkpoint.names import is_bare
+from assay_kernels.checkpoint.spec import Plain, mtp_specs, weight_specs
 
 settings.register_profile("assay", deadline=None, max_examples=80)
 settings.load_profile("assay")
@@ -86,13 +89,47 @@ def state(model: Any) -> dict[str, Tensor]:
 def exported(
     state: dict[str, Tensor], config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Dialect, Path]:
-    """One directory a dialect; NATIVE is missing, it is not exported."""
+    """One directory a dialect."""
     root = tmp_path_factory.mktemp("exported")
     directories = {}
-    for dialect in (Dialect.A, Dialect.B, Dialect.C, Dialect.BF16):
+    for dialect in Dialect:
         directories[dialect] = root / dialect
         export_checkpoint(root / dialect, dialect, state, config, activation_amax=AMAX)
     return directories
+
+
+def make_random_state(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
+    """Plain weights of the config's model, MTP layers included, all random."""
+    generator = torch.Generator().manual_seed(seed)
+    parsed = parse_config(config)
+    specs = dict(weight_specs(parsed))
+    specs |= {entry: spec for entry, spec, required in mtp_specs(parsed) if required}
+    state = {}
+    for entry, spec in specs.items():
+        name = entry if is_bare(entry) else f"{entry}.weight"
+        if spec.plain is Plain.INT:
+            state[name] = torch.randint(0, parsed.n_routed_experts, spec.shape, generator=generator)
+        else:
+            spread = float(torch.rand((), generator=generator)) * 0.1 + 0.01
+            state[name] = torch.randn(spec.shape, generator=generator).mul_(spread).bfloat16()
+    return state
+
+
+@pytest.fixture(scope="session")
+def random_state() -> Callable[[dict[str, Any], int], dict[str, Tensor]]:
+    return make_random_state
+
+
+@pytest.fixture(scope="session")
+def with_mtp(
+    config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[Dialect, Path]:
+    """Directories whose model has an MTP layer: native, and A converted from it."""
+    root = tmp_path_factory.mktemp("mtp")
+    raw = {**config, "num_nextn_predict_layers": 1}
+    export_checkpoint(root / "native", Dialect.NATIVE, make_random_state(raw, 7), raw)
+    derive(root / "native", root / "A", Dialect.A)
+    return {Dialect.NATIVE: root / "native", Dialect.A: root / "A"}
 
 
 Mutation = Callable[[dict[str, Tensor], dict[str, Any]], None]

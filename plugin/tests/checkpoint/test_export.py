@@ -205,6 +205,7 @@ def test_deriving_copies_the_tokenizer_and_nothing_that_describes_other_weights(
     found = {path.name for path in (tmp_path / "derived").iterdir()}
     assert found == {
         "config.json",
+        "assay-manifest.json",
         "model.safetensors",
         "tokenizer.json",
         "generation_config.json",

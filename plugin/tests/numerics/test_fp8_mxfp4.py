@@ -120,3 +120,42 @@ def test_a_nan_scale_is_refused_and_decodes_to_nan() -> None:
     assert torch.isnan(mxfp4.dequantize_mxfp4(weight)).all()
     with pytest.raises(mxfp4.NotLosslessError, match="NaN"):
         mxfp4.to_nvfp4(weight)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-30, 30))
+@settings(max_examples=30, deadline=None)
+def test_mxfp4_of_a_block_is_the_nearest_under_ocps_scale(seed: int, size: float) -> None:
+    """Scale 2^(floor(log2(amax)) - 2), then the nearest of the sixteen values, saturating at 6."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 64, generator=generator) * 2.0**size
+    packed = mxfp4.quantize_mxfp4(x)
+    values = mxfp4.dequantize_mxfp4(packed)
+    grid = torch.tensor([*nvfp4.E2M1_VALUES, *(-v for v in nvfp4.E2M1_VALUES)]).double()
+    for row in range(3):
+        for block in range(2):
+            part = slice(block * 32, block * 32 + 32)
+            amax = float(x[row, part].abs().max())
+            scale = 2.0 ** (math.floor(math.log2(amax)) - 2)
+            assert int(packed.scale[row, block]) - 127 == math.log2(scale)
+            near = (x[row, part].double()[:, None] - grid * scale).abs().min(dim=1).values
+            assert torch.equal((values[row, part].double() - x[row, part].double()).abs(), near)
+
+
+def test_mxfp4_blocks_of_zeros_have_the_smallest_scale() -> None:
+    packed = mxfp4.quantize_mxfp4(torch.zeros(2, 32))
+    assert not packed.scale.any()
+    assert not mxfp4.dequantize_mxfp4(packed).any()
+
+
+def test_a_scale_or_a_code_that_differs_is_not_exact() -> None:
+    source = mxfp4.quantize_mxfp4(torch.randn(4, 64, generator=torch.Generator().manual_seed(1)))
+    result = mxfp4.to_nvfp4(source)
+    assert mxfp4.is_exact(source, result)
+    scale = result.block_scale.clone()
+    scale.view(torch.uint8)[2, 1] += 1
+    assert not mxfp4.is_exact(source, nvfp4.NVFP4(result.codes, scale, result.global_scale))
+    codes = result.codes.clone()
+    codes[3, 5] ^= 1
+    assert not mxfp4.is_exact(source, nvfp4.NVFP4(codes, result.block_scale, result.global_scale))
+    doubled = nvfp4.NVFP4(result.codes, result.block_scale, result.global_scale * 2)
+    assert not mxfp4.is_exact(source, doubled)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay_kernels.checkpoint.errors import CheckpointError
+from assay_kernels.checkpoint.errors import CheckpointError, Fault
 from assay_kernels.checkpoint.header import parse_json_object
 
 CONFIG_FILE = "config.json"
@@ -80,7 +80,7 @@ _SIZES = (
 
 
 def _fail(rule: str) -> CheckpointError:
-    return CheckpointError(CONFIG_FILE, None, rule)
+    return CheckpointError(CONFIG_FILE, None, rule, Fault.CONFIG)
 
 
 def _size(raw: Mapping[str, Any], key: str, default: int | None = None, minimum: int = 1) -> int:
@@ -143,12 +143,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(path.name, None, f"cannot be read: {error.strerror}") from None
+        rule = f"cannot be read: {error.strerror}"
+        raise CheckpointError(path.name, None, rule, Fault.UNREADABLE) from None
     return parse_json_object(text, path.name)
 
 
-def read_config(directory: Path) -> V4Config:
-    """config.json of a checkpoint.
+def read_raw_config(directory: Path) -> dict[str, Any]:
+    """config.json of a checkpoint, its values unseen.
 
     Older ModelOpt exports keep the quantisation in a file of its own, hf_quant_config.json; it is
     taken as `quantization_config` where config.json has none.
@@ -159,4 +160,4 @@ def read_config(directory: Path) -> V4Config:
         quantization = read_json(separate).get("quantization")
         if isinstance(quantization, dict):
             raw = {**raw, "quantization_config": {"quant_method": "modelopt", **quantization}}
-    return parse_config(raw)
+    return raw

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from assay_kernels.checkpoint.config import CONFIG_FILE
-from assay_kernels.checkpoint.errors import CheckpointError
+from assay_kernels.checkpoint.errors import CheckpointError, Fault
 from assay_kernels.checkpoint.header import TensorInfo
 from assay_kernels.numerics.fp8 import FP8_BLOCK
 from assay_kernels.numerics.nvfp4 import BLOCK
@@ -38,7 +38,7 @@ _EVIDENCE = {
 
 
 def _fail(rule: str) -> CheckpointError:
-    return CheckpointError(CONFIG_FILE, None, f"quantization_config: {rule}")
+    return CheckpointError(CONFIG_FILE, None, f"quantization_config: {rule}", Fault.MARK)
 
 
 def _block_fp8(quantization: Mapping[str, Any]) -> Dialect:
@@ -98,6 +98,7 @@ def detect_dialect(
                     info.file,
                     info.name,
                     f"is {info.dtype} but {CONFIG_FILE} has no quantization_config",
+                    Fault.MARK,
                 )
         return Dialect.BF16
     dialect = declared_dialect(quantization)

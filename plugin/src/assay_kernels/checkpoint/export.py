@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay_kernels.checkpoint.config import CONFIG_FILE, parse_config
+from assay_kernels.checkpoint.config import parse_config
 from assay_kernels.checkpoint.dialect import PACKED_NVFP4, Dialect
 from assay_kernels.checkpoint.errors import CheckpointError
 from assay_kernels.checkpoint.names import Scheme, format_name, is_bare
-from assay_kernels.checkpoint.reader import INDEX_FILE, open_checkpoint
-from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, weight_specs
+from assay_kernels.checkpoint.spec import Kind, Plain, WeightSpec, mtp_specs, weight_specs
 from assay_kernels.checkpoint.weights import (
     COMPRESSED_NVFP4,
     MODELOPT_NVFP4,
     Precision,
     Weight,
     as_fp8,
+    as_mxfp4,
     as_nvfp4,
     encode_fp8,
+    encode_mxfp4,
     encode_nvfp4,
     plain,
 )
@@ -35,14 +37,17 @@ _WHOLE_MODEL: Mapping[Kind, Precision] = {
     kind: Precision.NVFP4 for kind in Kind if kind is not Kind.PLAIN
 }
 
+_FP8_BODY: Mapping[Kind, Precision] = {
+    Kind.SHARED: Precision.FP8_BLOCK,
+    Kind.ATTENTION: Precision.FP8_BLOCK,
+    Kind.WO_A: Precision.FP8_BLOCK,
+    Kind.INDEXER: Precision.FP8_BLOCK,
+    Kind.MTP: Precision.FP8_BLOCK,
+}
+
 RECIPES: Mapping[Dialect, Mapping[Kind, Precision]] = {
-    Dialect.A: {
-        Kind.ROUTED: Precision.NVFP4,
-        Kind.SHARED: Precision.FP8_BLOCK,
-        Kind.ATTENTION: Precision.FP8_BLOCK,
-        Kind.WO_A: Precision.FP8_BLOCK,
-        Kind.INDEXER: Precision.FP8_BLOCK,
-    },
+    Dialect.NATIVE: {Kind.ROUTED: Precision.MXFP4, **_FP8_BODY},
+    Dialect.A: {Kind.ROUTED: Precision.NVFP4, **_FP8_BODY},
     Dialect.B: _WHOLE_MODEL,
     Dialect.C: _WHOLE_MODEL,
     Dialect.BF16: {},
@@ -50,6 +55,7 @@ RECIPES: Mapping[Dialect, Mapping[Kind, Precision]] = {
 """What each dialect stores quantised; kinds that are not listed stay plain."""
 
 SCHEMES: Mapping[Dialect, Scheme] = {
+    Dialect.NATIVE: Scheme.DEEPSEEK,
     Dialect.A: Scheme.DEEPSEEK,
     Dialect.B: Scheme.TRANSFORMERS,
     Dialect.C: Scheme.TRANSFORMERS,
@@ -59,31 +65,53 @@ SCHEMES: Mapping[Dialect, Scheme] = {
 _PLAIN_DTYPES = {Plain.BF16: torch.bfloat16, Plain.FP32: torch.float32}
 
 
-def _quantization_config(dialect: Dialect, unquantised: list[str]) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Marks:
+    """What a quantization_config says beside its dialect, as stored names.
+
+    unquantised: linear modules that are not quantised
+    dynamic: NVFP4 modules without an input_scale, whose activations are scaled per token; ("*",)
+        for all of them
+    """
+
+    unquantised: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
+
+
+DYNAMIC_MARK = "dynamic_input_modules"
+"""Our field of quantization_config for `Marks.dynamic`. No loader's own field can say it module by
+module: `input_activations.dynamic` of a config group holds for all its targets. Loaders ignore it.
+"""
+
+
+def _quantization_config(dialect: Dialect, marks: Marks) -> dict[str, Any] | None:
     four_bit = {"num_bits": 4, "type": "float", "group_size": BLOCK}
-    if dialect is Dialect.A:
-        return {
+    if dialect in (Dialect.NATIVE, Dialect.A):
+        result: dict[str, Any] = {
             "quant_method": "fp8",
             "fmt": "e4m3",
             "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
             "activation_scheme": "dynamic",
             "scale_fmt": "ue8m0",
-            "moe_quant_algo": "NVFP4",
         }
-    if dialect is Dialect.B:
+        if dialect is Dialect.A:
+            result["moe_quant_algo"] = "NVFP4"
+            if marks.unquantised:
+                result["ignore"] = list(marks.unquantised)
+    elif dialect is Dialect.B:
         group = {
             "weights": {**four_bit, "dynamic": False},
-            "input_activations": {**four_bit, "dynamic": False},
+            "input_activations": {**four_bit, "dynamic": marks.dynamic == ("*",)},
             "targets": ["Linear"],
         }
-        return {
+        result = {
             "quant_method": "modelopt",
             "quant_algo": "NVFP4",
             "group_size": BLOCK,
             "config_groups": {"group_0": group},
-            "ignore": unquantised,
+            "ignore": list(marks.unquantised),
         }
-    if dialect is Dialect.C:
+    elif dialect is Dialect.C:
         scheme = {**four_bit, "strategy": "tensor_group", "symmetric": True}
         group = {
             "format": PACKED_NVFP4,
@@ -91,37 +119,56 @@ def _quantization_config(dialect: Dialect, unquantised: list[str]) -> dict[str, 
             "input_activations": {**scheme, "dynamic": "local"},
             "targets": ["Linear"],
         }
-        return {
+        result = {
             "quant_method": "compressed-tensors",
             "format": PACKED_NVFP4,
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
-            "ignore": unquantised,
+            "ignore": list(marks.unquantised),
         }
-    return None
+    else:
+        return None
+    if marks.dynamic:
+        result[DYNAMIC_MARK] = list(marks.dynamic)
+    return result
 
 
-def dialect_config(
-    config: Mapping[str, Any], dialect: Dialect, specs: Mapping[str, WeightSpec]
-) -> dict[str, Any]:
+def unquantised_linears(specs: Mapping[str, WeightSpec], dialect: Dialect) -> tuple[str, ...]:
+    """Stored names of the linear modules that `dialect` leaves plain although a loader that
+    quantises every linear would not; only dialects B and C have to list them."""
+    if dialect not in (Dialect.B, Dialect.C):
+        return ()
+    return tuple(
+        format_name(entry, None, SCHEMES[dialect])
+        for entry, spec in specs.items()
+        if spec.kind is Kind.PLAIN and len(spec.shape) == 2 and not is_bare(entry)
+        if entry != "embed"
+    )
+
+
+def dialect_config(config: Mapping[str, Any], dialect: Dialect, marks: Marks) -> dict[str, Any]:
     """config.json of `dialect`: the model's own fields and that dialect's quantization_config."""
     result = {
         key: value
         for key, value in config.items()
         if key not in ("quantization_config", "expert_dtype")
     }
-    unquantised = [
-        format_name(entry, None, SCHEMES[dialect])
-        for entry, spec in specs.items()
-        if spec.kind is Kind.PLAIN and len(spec.shape) == 2 and not is_bare(entry)
-        if entry != "embed"
-    ]
-    quantization = _quantization_config(dialect, unquantised)
+    quantization = _quantization_config(dialect, marks)
     if quantization is not None:
         result["quantization_config"] = quantization
-    if dialect is Dialect.A:
+    if dialect in (Dialect.NATIVE, Dialect.A):
         result["expert_dtype"] = "fp4"  # vLLM's name for "experts are not FP8"
     return result
+
+
+def dynamic_marks(
+    nvfp4: Sequence[str], scaled: Collection[str], dialect: Dialect
+) -> tuple[str, ...]:
+    """`Marks.dynamic` for the NVFP4 entries of which `scaled` have an input_scale."""
+    without = [entry for entry in nvfp4 if entry not in scaled]
+    if without and len(without) == len(nvfp4):
+        return ("*",)
+    return tuple(format_name(entry, None, SCHEMES[dialect]) for entry in without)
 
 
 def _encode(weight: Weight, spec: WeightSpec, dialect: Dialect) -> dict[str, Tensor]:
@@ -132,6 +179,8 @@ def _encode(weight: Weight, spec: WeightSpec, dialect: Dialect) -> dict[str, Ten
         return encode_nvfp4(as_nvfp4(weight), encoding)
     if precision is Precision.FP8_BLOCK:
         return encode_fp8(as_fp8(weight))
+    if precision is Precision.MXFP4:
+        return encode_mxfp4(as_mxfp4(weight))
     value = plain(weight)
     return {"weight": value if spec.plain is Plain.INT else value.to(_PLAIN_DTYPES[spec.plain])}
 
@@ -181,7 +230,7 @@ def export_checkpoint(
 ) -> None:
     """Quantise plain weights and write them as `dialect`.
 
-    state: canonical tensor names -> fp32 or bf16 tensors, the main model only (no MTP)
+    state: canonical tensor names -> fp32 or bf16 tensors; MTP layers are optional
     config: config.json of the model; a quantization_config in it is replaced
     activation_amax: entry -> largest magnitude of its input seen in calibration; an NVFP4 weight
         without one is written without input_scale and is scaled dynamically
@@ -189,27 +238,20 @@ def export_checkpoint(
     """
     parsed = parse_config(config)
     specs = dict(weight_specs(parsed))
-    weights = _from_state_dict(state, specs, activation_amax or {}, dialect)
+    if any(name.startswith("mtp.") for name in state):
+        specs |= {entry: spec for entry, spec, required in mtp_specs(parsed) if required}
+    amax = activation_amax or {}
+    weights = _from_state_dict(state, specs, amax, dialect)
+    recipe = RECIPES[dialect]
+    nvfp4 = [e for e, spec in specs.items() if recipe.get(spec.kind) is Precision.NVFP4]
+    marks = Marks(unquantised_linears(specs, dialect), dynamic_marks(nvfp4, amax, dialect))
     write_checkpoint(
         directory,
         _stored(weights, specs, dialect),
-        dialect_config(config, dialect, specs),
+        dialect_config(config, dialect, marks),
         other_files=other_files,
         shard_bytes=shard_bytes,
     )
-
-
-def _companions(directory: Path) -> list[Path]:
-    """Files of a checkpoint that are not weights: tokenizer, generation config and the like."""
-    own = {CONFIG_FILE, INDEX_FILE, "hf_quant_config.json"}
-    return [
-        path
-        for path in sorted(directory.iterdir())
-        if path.is_file()
-        and path.suffix != ".safetensors"
-        and path.name not in own
-        and not path.name.startswith(".")
-    ]
 
 
 def derive(
@@ -219,20 +261,11 @@ def derive(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the checkpoint in `source` (dialect B, or any other) as another dialect.
+    """`assay_kernels.convert.convert` for a whole checkpoint in one go, with nothing to report.
 
-    NVFP4 that stays NVFP4 keeps codes and block scales bit for bit; dialect C gets reciprocals of
-    the global scales. What the target stores otherwise is dequantised and rounded once. Other
-    files are copied. MTP layers are not carried over. Raises FileExistsError if the destination
-    already holds a checkpoint, CheckpointError if the source is not right.
+    Raises FileExistsError if the destination already holds a checkpoint, CheckpointError if the
+    source is not right.
     """
-    checkpoint = open_checkpoint(source)
-    specs = dict(weight_specs(checkpoint.config))
-    weights = ((entry, checkpoint.load(entry)) for entry in specs)
-    write_checkpoint(
-        destination,
-        _stored(weights, specs, dialect),
-        dialect_config(checkpoint.config.raw, dialect, specs),
-        other_files=_companions(checkpoint.directory),
-        shard_bytes=shard_bytes,
-    )
+    from assay_kernels.convert import convert
+
+    convert(source, destination, dialect, shard_bytes=shard_bytes)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from assay_kernels.checkpoint.errors import CheckpointError
+from assay_kernels.checkpoint.errors import CheckpointError, Fault
 
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library itself."""
@@ -55,8 +56,11 @@ class TensorInfo:
         return self.end - self.begin
 
 
+Problem = CheckpointError | None
+
+
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and value >= 0
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,76 +85,110 @@ def parse_json_object(text: bytes, file: str) -> dict[str, Any]:
             text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
         )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(file, None, f"must be JSON: {error}") from None
+        raise CheckpointError(file, None, f"must be JSON: {error}", Fault.HEADER) from None
     if not isinstance(value, dict):
-        raise CheckpointError(file, None, f"must be a JSON object, is a {type(value).__name__}")
+        rule = f"must be a JSON object, is a {type(value).__name__}"
+        raise CheckpointError(file, None, rule, Fault.HEADER)
     return value
 
 
 def _parse_entry(file: str, name: str, entry: object) -> TensorInfo:
+    def fail(rule: str) -> CheckpointError:
+        return CheckpointError(file, name, rule, Fault.HEADER)
+
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(file, name, "entry must hold exactly dtype, shape and data_offsets")
+        raise fail("entry must hold exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise CheckpointError(file, name, f"unknown dtype {dtype!r}")
-    if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
-        raise CheckpointError(file, name, f"shape must be a list of sizes, is {shape!r}")
+        raise fail(f"unknown dtype {dtype!r}")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
+        raise fail(f"shape must be a list of sizes, is {shape!r}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise CheckpointError(file, name, f"data_offsets must be two sizes, is {offsets!r}")
+        raise fail(f"data_offsets must be two sizes, is {offsets!r}")
     begin, end = offsets
     expected = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != expected:
-        raise CheckpointError(
-            file, name, f"{dtype} {shape} takes {expected} bytes, data_offsets give {end - begin}"
-        )
+        raise fail(f"{dtype} {shape} takes {expected} bytes, data_offsets give {end - begin}")
     return TensorInfo(file, name, dtype, tuple(shape), begin, end)
 
 
-def parse_header(text: bytes, data_bytes: int, file: str) -> dict[str, TensorInfo]:
-    """The header's JSON `text` of a file whose data section has `data_bytes` bytes."""
+def _layout_fault(tensors: Iterable[TensorInfo], data_bytes: int, file: str) -> Problem:
+    """The first place where the tensors do not tile the data section, or None."""
+    position = 0
+    for info in sorted(tensors, key=lambda info: (info.begin, info.end)):
+        if info.begin < position:
+            return CheckpointError(file, info.name, "overlaps the tensor before it", Fault.OVERLAP)
+        if info.begin > position:
+            rule = f"leaves a gap of {info.begin - position} bytes before it"
+            return CheckpointError(file, info.name, rule, Fault.OVERLAP)
+        position = info.end
+        if position > data_bytes:
+            rule = f"file is truncated: tensor ends at data byte {position}, file at {data_bytes}"
+            return CheckpointError(file, info.name, rule, Fault.TRUNCATED)
+    if position != data_bytes:
+        rule = f"{data_bytes - position} bytes follow the last tensor"
+        return CheckpointError(file, None, rule, Fault.OVERLAP)
+    return None
+
+
+def scan_header(text: bytes, data_bytes: int, file: str) -> tuple[dict[str, TensorInfo], Problem]:
+    """The tensors that a header lists and how they fail to tile the data section, or None.
+
+    text: the header's JSON; data_bytes: size of the file's data section
+    Raises CheckpointError for a header that lists nothing intelligible.
+    """
     header = parse_json_object(text, file)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError(file, None, "__metadata__ must map strings to strings")
+        rule = "__metadata__ must map strings to strings"
+        raise CheckpointError(file, None, rule, Fault.HEADER)
     tensors = {name: _parse_entry(file, name, entry) for name, entry in header.items()}
-    position = 0
-    for info in sorted(tensors.values(), key=lambda info: (info.begin, info.end)):
-        if info.begin < position:
-            raise CheckpointError(file, info.name, "overlaps the tensor before it")
-        if info.begin > position:
-            raise CheckpointError(
-                file, info.name, f"leaves a gap of {info.begin - position} bytes before it"
-            )
-        position = info.end
-        if position > data_bytes:
-            raise CheckpointError(
-                file,
-                info.name,
-                f"file is truncated: tensor ends at data byte {position}, file at {data_bytes}",
-            )
-    if position != data_bytes:
-        raise CheckpointError(file, None, f"{data_bytes - position} bytes follow the last tensor")
+    return tensors, _layout_fault(tensors.values(), data_bytes, file)
+
+
+def parse_header(text: bytes, data_bytes: int, file: str) -> dict[str, TensorInfo]:
+    """`scan_header` that raises whatever is wrong."""
+    tensors, problem = scan_header(text, data_bytes, file)
+    if problem is not None:
+        raise problem
     return tensors
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Every tensor of one safetensors file, by the name in the file."""
+def _read_text(path: Path) -> tuple[bytes, int]:
+    """(header JSON, bytes of the data section) of one safetensors file."""
     file = path.name
+
+    def fail(rule: str, fault: Fault) -> CheckpointError:
+        return CheckpointError(file, None, rule, fault)
+
     try:
         with path.open("rb") as stream:
             total = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if total < 8:
-                raise CheckpointError(file, None, f"file is truncated: {total} bytes")
+                raise fail(f"file is truncated: {total} bytes", Fault.TRUNCATED)
             if length > MAX_HEADER_BYTES:
-                raise CheckpointError(
-                    file, None, f"header of {length} bytes, at most {MAX_HEADER_BYTES} allowed"
-                )
+                rule = f"header of {length} bytes, at most {MAX_HEADER_BYTES} allowed"
+                raise fail(rule, Fault.HEADER)
             if length > total - 8:
-                raise CheckpointError(
-                    file, None, f"file is truncated: header of {length} bytes, {total - 8} left"
-                )
-            text = stream.read(length)
+                rule = f"file is truncated: header of {length} bytes, {total - 8} left"
+                raise fail(rule, Fault.TRUNCATED)
+            return stream.read(length), total - 8 - length
     except OSError as error:
-        raise CheckpointError(file, None, f"cannot be read: {error.strerror}") from None
-    return parse_header(text, total - 8 - length, file)
+        raise fail(f"cannot be read: {error.strerror}", Fault.UNREADABLE) from None
+
+
+def data_start(path: Path) -> int:
+    """Byte of the file at which the data section begins."""
+    with path.open("rb") as stream:
+        return 8 + int.from_bytes(stream.read(8), "little")
+
+
+def scan_file(path: Path) -> tuple[dict[str, TensorInfo], Problem]:
+    """`scan_header` of a file."""
+    return scan_header(*_read_text(path), path.name)
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Every tensor of one safetensors file, by the name in the file."""
+    return parse_header(*_read_text(path), path.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 
 PARAMETERS = frozenset(
     {
@@ -147,6 +148,8 @@ def _generalise(path: str) -> tuple[str, str]:
     return f"{path[: expert.start(1)]}*{path[expert.end(1) :]}", expert.group(1)
 
 
+# A V4-Pro has 280,000 names, and every rule of an audit asks for them again.
+@lru_cache(maxsize=2**19)
 def parse_name(stored: str) -> tuple[str, str | None] | None:
     """Stored name in any scheme -> (entry, parameter), or None if it is no V4 tensor."""
     match = _IN_LAYER.fullmatch(stored)

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from assay_kernels.checkpoint.header import TensorInfo
 from assay_kernels.numerics.fp8 import FP8_BLOCK, FP8Block, dequantize_fp8, quantize_fp8
-from assay_kernels.numerics.mxfp4 import MX_BLOCK, MXFP4, dequantize_mxfp4, to_nvfp4
+from assay_kernels.numerics.mxfp4 import (
+    MX_BLOCK,
+    MXFP4,
+    dequantize_mxfp4,
+    quantize_mxfp4,
+    to_nvfp4,
+)
 from assay_kernels.numerics.nvfp4 import BLOCK, NVFP4, dequantize, quantize
 
 
@@ -78,6 +84,11 @@ def as_fp8(weight: Weight) -> FP8Block:
     return weight if isinstance(weight, FP8Block) else quantize_fp8(plain(weight))
 
 
+def as_mxfp4(weight: Weight) -> MXFP4:
+    """MXFP4 of any weight, rounded; MXFP4 stays as it is."""
+    return weight if isinstance(weight, MXFP4) else quantize_mxfp4(plain(weight))
+
+
 @dataclass(frozen=True)
 class Role:
     """One tensor of a stored weight: its possible parameter names, dtypes and its shape.
@@ -90,14 +101,10 @@ class Role:
     shape: Callable[[int, int], tuple[int, ...]]
     optional: bool = False
 
-    def fault(self, info: TensorInfo, logical: tuple[int, ...]) -> str | None:
-        """The rule that `info` breaks, or None."""
-        if info.dtype not in self.dtypes:
-            return f"dtype must be {' or '.join(self.dtypes)}, is {info.dtype}"
+    def fits(self, info: TensorInfo, logical: tuple[int, ...]) -> bool:
+        """Whether `info` has this role's shape for a logical [N, K]."""
         expected = self.shape(*logical)
-        if info.shape != expected and not (expected == () and info.shape == (1,)):
-            return f"shape must be {list(expected)}, is {list(info.shape)}"
-        return None
+        return info.shape == expected or (expected == () and info.shape == (1,))
 
 
 @dataclass(frozen=True)
@@ -181,3 +188,11 @@ def encode_fp8(weight: FP8Block) -> dict[str, Tensor]:
     ue8m0 = weight.scale.to(torch.float8_e8m0fnu)
     exact = torch.equal(ue8m0.float(), weight.scale)
     return {"weight": weight.weight, "scale": ue8m0 if exact else weight.scale}
+
+
+def encode_mxfp4(weight: MXFP4) -> dict[str, Tensor]:
+    """Parameters of an MXFP4 weight as DeepSeek's release stores them."""
+    return {
+        "weight": weight.codes.view(torch.int8),
+        "scale": weight.scale.view(torch.float8_e8m0fnu),
+    }

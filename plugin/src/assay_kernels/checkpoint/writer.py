@@ -42,7 +42,8 @@ _DTYPE_NAMES = {
 }
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Make renames in `directory` survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,10 +63,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON object, atomically."""
     with atomic_file(path) as stream:
         stream.write(json.dumps(value, indent=2).encode() + b"\n")
 
@@ -115,7 +117,7 @@ def _write_sharded(directory: Path, shards: Iterable[dict[str, Tensor]]) -> None
         weight_map |= dict.fromkeys(shard, file)
         total += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_json(directory / INDEX_FILE, index)
+    write_json(directory / INDEX_FILE, index)
 
 
 def write_checkpoint(
@@ -148,4 +150,4 @@ def write_checkpoint(
         with atomic_file(path / source.name) as stream, source.open("rb") as original:
             while chunk := original.read(2**20):
                 stream.write(chunk)
-    _write_json(path / CONFIG_FILE, config)
+    write_json(path / CONFIG_FILE, config)
