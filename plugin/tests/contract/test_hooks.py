@@ -2,6 +2,7 @@
 was when the plugin was written; and the table of those places leaves none out."""
 
 import ast
+import os
 import textwrap
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def sources(version: str) -> Path:
     try:
         return package_folder(version)
     except UnavailableError as reason:
+        if os.environ.get("CI"):  # there an index is at hand: a silent skip would hide a moved hook
+            raise
         pytest.skip(f"sources of vllm {version}: {reason}")
 
 
@@ -192,6 +195,9 @@ def test_uses_are_found_in_every_form_that_python_has(tmp_path: Path) -> None:
             def own(self): ...
 
         limit = mod.LIMIT
+
+        def unrelated(mod):
+            return mod.shape
         """)
     )
     found = {(u.file, u.name) for u in uses(plugin, package) if u.name}

@@ -57,7 +57,8 @@ class Server:
             "--config", str(PROFILE), "--host", "127.0.0.1", "--port", str(self.port),
             "--state-dir", str(folder / "state"), "--", *arguments,
         ]  # fmt: skip
-        self.environment = os.environ | (environment or {})
+        # As on a newcomer's machine: nothing may need a C++ compiler while serving.
+        self.environment = os.environ | {"CXX": "/nonexistent/c++"} | (environment or {})
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:

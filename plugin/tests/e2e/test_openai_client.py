@@ -140,7 +140,9 @@ def test_a_json_schema_is_kept(ask: Any) -> None:
         },
     ).choices[0]
     assert answer.finish_reason == "stop"
-    jsonschema.validate(json.loads(answer.message.content), schema)
+    value = json.loads(answer.message.content)
+    jsonschema.validate(value, schema)
+    assert value["capital"] == "Paris"
 
 
 def test_log_probabilities_are_finite_and_sorted(ask: Any) -> None:
@@ -214,7 +216,10 @@ def test_sixteen_streams_at_once_say_what_each_says_alone(ask: Any) -> None:
     alone = [tokens(q) for q in QUESTIONS]
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         together = list(pool.map(tokens, QUESTIONS))
+    assert "Paris" in "".join(step.token for step in alone[0])
     for question, one, many in zip(QUESTIONS, alone, together, strict=True):
+        assert one, question
+        assert many, question
         differs = next(
             (i for i, (a, b) in enumerate(zip(one, many, strict=False)) if a.token != b.token), None
         )

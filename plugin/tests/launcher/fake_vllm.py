@@ -1,8 +1,9 @@
 """Stands in for `vllm serve` in tests of the launcher: real processes, a real door, no model.
 
 It starts an engine and workers under vLLM's titles, lets each prove the plugin, and serves behind
-`ClosedDoor`. What goes wrong is told by the environment: FAKE_UNPROVEN, FAKE_UNLOADED, FAKE_PLAIN
-and FAKE_STUBBORN name titles; FAKE_LOG is printed first; FAKE_CRASH ends it before it serves.
+`ClosedDoor`. What goes wrong is told by the environment: FAKE_UNPROVEN, FAKE_UNLOADED, FAKE_PLAIN,
+FAKE_PARTLY and FAKE_STUBBORN name titles; FAKE_LOG is printed first; FAKE_CRASH ends it before it
+serves; FAKE_NO_DOOR serves without one; FAKE_MODELS and FAKE_CHAT are whole answers.
 """
 
 import asyncio
@@ -31,7 +32,9 @@ def prove(title: str, loads: bool) -> None:
     proof.record_registered()
     if loads and not named("FAKE_UNLOADED", title):
         how = "bf16 by cpu w4a16" if named("FAKE_PLAIN", title) else "nvfp4 by cpu w4a16"
-        proof.record_loaded(proof.Summary("cpu", "w4a16", "torch", {("routed", how): 4}))
+        layers = {("routed", how): 1 if named("FAKE_PARTLY", title) else 4}
+        expected = int(os.environ.get("FAKE_EXPECTED", "4"))
+        proof.record_loaded(proof.Summary("cpu", "w4a16", "torch", layers, expected))
 
 
 def child(title: str, *arguments: str) -> subprocess.Popen[str]:
@@ -68,24 +71,32 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    answers: dict[str, Any] = {
-        "/health": {},
-        "/v1/models": {"data": [{"id": "fake"}]},
-        "/v1/chat/completions": {
-            "choices": [{"message": {"content": os.environ.get("FAKE_ANSWER", "Paris.")}}]
-        },
-    }
     if scope["path"] == "/v1/chat/completions":
         await asyncio.sleep(float(os.environ.get("FAKE_DELAY", "0")))
-    body = json.dumps(answers[scope["path"]]).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+    status, body = answer(scope["path"])
+    await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": body})
+
+
+def answer(path: str) -> tuple[int, bytes]:
+    if path == "/health":
+        return 200, b""
+    if path == "/v1/models":
+        return 200, os.environ.get("FAKE_MODELS", '{"data": [{"id": "fake"}]}').encode()
+    choice = {
+        "message": {"content": os.environ.get("FAKE_ANSWER", "Paris."), "reasoning": "Hm."},
+        "logprobs": {"content": [{"token": "Paris", "logprob": -0.25}, {"logprob": 0.0}]},
+    }
+    chat = os.environ.get("FAKE_CHAT", json.dumps({"choices": [choice]}))
+    return int(os.environ.get("FAKE_CHAT_STATUS", "200")), chat.encode()
 
 
 def main() -> None:
     if sys.argv[1] == "--as":
         be(sys.argv[2])
     print(os.environ.get("FAKE_LOG", ""), flush=True)
+    print("rust:", os.environ.get("VLLM_USE_RUST_FRONTEND"), flush=True)
+    print("bind:", os.environ.get("VLLM_CPU_OMP_THREADS_BIND"), flush=True)
     if crash := os.environ.get("FAKE_CRASH"):
         raise RuntimeError(crash)
     prove("APIServer", loads=False)
@@ -93,8 +104,9 @@ def main() -> None:
     import uvicorn
 
     arguments = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=False))
+    door = app if "FAKE_NO_DOOR" in os.environ else ClosedDoor(app)
     config = uvicorn.Config(
-        ClosedDoor(app), host=arguments["--host"], port=int(arguments["--port"]), log_level="error"
+        door, host=arguments["--host"], port=int(arguments["--port"]), log_level="error"
     )
     threading.Thread(target=lambda: engine.wait(), daemon=True).start()
     uvicorn.Server(config).run()

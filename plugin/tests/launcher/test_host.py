@@ -81,3 +81,26 @@ def test_a_taken_port_is_an_obstacle_and_a_free_one_is_not() -> None:
         assert "in use" in (host.port_obstacle("127.0.0.1", port) or "")
     assert host.port_obstacle("127.0.0.1", port) is None
     assert "cannot listen" in (host.port_obstacle("192.0.2.1", port) or "")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "cores", "cpus", "binding"),
+    [
+        (1, 1, [0, 1], [0, 1], None),
+        (2, 2, [0, 1], [0, 1], None),
+        (2, 1, [0, 1], [0, 1], "0|1"),
+        (2, 1, [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5], "0,1|2,3"),
+        (2, 1, [0], [0, 8], "0|8"),
+        (3, 1, [0, 1], [0, 1], "nobind"),
+    ],
+)
+def test_workers_get_disjoint_cores_where_vllm_cannot_place_them(
+    ranks: int, nodes: int, cores: list[int], cpus: list[int], binding: str | None
+) -> None:
+    assert host.thread_binding(ranks, nodes, cores, cpus) == binding
+
+
+@pytest.mark.parametrize(("allowed", "nodes"), [("0", 1), ("0-1", 2), ("0-1,3", 3)])
+def test_numa_nodes_are_counted(tmp_path: Path, allowed: str, nodes: int) -> None:
+    (tmp_path / "status").write_text(f"Name:\tx\nMems_allowed_list:\t{allowed}\n")
+    assert host.numa_nodes(tmp_path / "status") == nodes

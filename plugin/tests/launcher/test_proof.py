@@ -13,7 +13,11 @@ from assay_kernels import __version__
 from assay_kernels.vllm_plugin import proof
 
 SUMMARY = proof.Summary(
-    "cpu", "w4a16", "torch", {("routed", "nvfp4 by cpu w4a16"): 4, ("wo_a", "bf16 by cpu w4a16"): 1}
+    "cpu",
+    "w4a16",
+    "torch",
+    {("routed", "nvfp4 by cpu w4a16"): 4, ("wo_a", "bf16 by cpu w4a16"): 1},
+    expected_nvfp4=4,
 )
 
 

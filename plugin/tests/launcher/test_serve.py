@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from assay_kernels.launcher import host
+
 from .conftest import Launches
 from .drive import FAKE
 
@@ -98,11 +100,140 @@ def test_clients_wait_outside_until_the_first_answer(launch: Launches) -> None:
     assert run.status("/v1/models")[0] == 200
 
 
-def test_an_empty_answer_is_no_answer(launch: Launches) -> None:
-    run = launch(FAKE_ANSWER=" ")
+def test_a_server_without_the_door_is_ended(launch: Launches) -> None:
+    run = launch(FAKE_NO_DOOR="1")
     assert run.ends() == 1
-    assert "empty content" in run.text
+    assert "the closed door is not in front of the server" in run.text
+    assert "answered 200 without the key" in run.text
     assert run.vanishes(0) == {}
+
+
+def test_the_front_end_without_middleware_is_switched_off(launch: Launches) -> None:
+    run = launch(VLLM_USE_RUST_FRONTEND="1")
+    run.wait_for("Ctrl-C stops it.")
+    assert "rust: 0" in (launch.folder / ".assay" / "serve.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "profile", "named"),
+    [
+        (("--grpc",), "", "--grpc after --"),
+        (("--port=9000",), "", "--port after --"),
+        (("--ssl_keyfile", "k"), "", "--ssl-keyfile after --"),
+        (("--middlew", "m.M"), "", "--middleware after --"),
+        ((), "uds: /tmp/socket", "--uds in the profile"),
+        ((), "ssl_certfile: c", "--ssl-certfile in the profile"),
+    ],
+)
+def test_a_way_past_the_door_is_one_line_and_exit_code_2(
+    launch: Launches, arguments: tuple[str, ...], profile: str, named: str
+) -> None:
+    launch.profile.write_text(f"{launch.profile.read_text()}{profile}\n")
+    run = launch("--", *arguments)
+    assert run.ends() == 2
+    assert named in run.text
+    assert run.text.count("\n") == 1
+
+
+def completion(*log_probabilities: str, content: str = "!!!!") -> str:
+    tokens = ", ".join(f'{{"token": "!", "logprob": {value}}}' for value in log_probabilities)
+    return (
+        f'{{"choices": [{{"message": {{"content": "{content}", "reasoning": "Hm."}},'
+        f' "logprobs": {{"content": [{tokens}]}}}}]}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("chat", "words"),
+    [
+        (completion("-0.5", content=" "), "empty content"),
+        (completion("-0.5", "NaN"), "log-probability NaN for 1 of 2 tokens"),
+        (completion("-0.5", "null"), "log-probability null for 1 of 2 tokens"),
+        (completion("-9999.0", "-9999.0"), "log-probability -9999.0 for 2 of 2 tokens"),
+        (completion(), "without log-probabilities"),
+        ("{}", "without a completion"),
+        ("<html>", "not JSON"),
+    ],
+)
+def test_what_is_no_real_answer_keeps_the_door_shut(
+    launch: Launches, chat: str, words: str
+) -> None:
+    run = launch(FAKE_CHAT=chat)
+    assert run.ends() == 1
+    assert "the server answered" in run.text
+    assert words in run.text
+    assert "Traceback" not in run.text
+    assert run.vanishes(0) == {}
+
+
+def test_an_error_in_place_of_an_answer_keeps_the_door_shut(launch: Launches) -> None:
+    run = launch(FAKE_CHAT="nan is not JSON compliant", FAKE_CHAT_STATUS="500")
+    assert run.ends() == 1
+    assert "answered 500 to a chat request: nan is not JSON compliant" in run.text
+
+
+@pytest.mark.parametrize("models", ["[", "{}", '{"data": []}', "[1]"])
+def test_a_broken_list_of_models_is_no_traceback(launch: Launches, models: str) -> None:
+    run = launch(FAKE_MODELS=models)
+    assert run.ends() == 1
+    assert "/v1/models" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_the_answer_that_the_profile_expects_opens_the_door(launch: Launches) -> None:
+    launch.profile.with_suffix(".env").write_text(
+        "ASSAY_FIRST_QUESTION=Which city?\nASSAY_FIRST_ANSWER=paris\n"
+    )
+    run = launch()
+    run.wait_for("Ctrl-C stops it.")
+    assert "Q: Which city?" in run.text
+
+
+def test_a_wrong_answer_keeps_the_door_shut(launch: Launches) -> None:
+    launch.profile.with_suffix(".env").write_text("ASSAY_FIRST_ANSWER=Paris\n")
+    run = launch(FAKE_ANSWER="Parisian !!!!")
+    assert run.ends() == 1
+    assert "answered 'Parisian !!!!' where 'Paris' was expected" in run.text
+    assert "Ctrl-C stops it." not in run.text
+    run = launch(FAKE_ANSWER="!!!!", ASSAY_REQUIRE="0")
+    run.wait_for("Ctrl-C stops it.")
+    assert "warning: the server answered '!!!!' where 'Paris' was expected" in run.text
+
+
+def test_a_door_left_open_by_an_earlier_run_is_shut(launch: Launches) -> None:
+    run_dir = launch.folder / ".assay" / "run"
+    run_dir.mkdir(parents=True, mode=0o755)
+    (run_dir / "open").touch()
+    run = launch(FAKE_DELAY="60")
+    run.wait_for("asking the first question")
+    assert run.status("/v1/models")[0] == 503
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_door_that_cannot_be_shut_starts_nothing(launch: Launches) -> None:
+    sign = launch.folder / ".assay" / "run" / "open"
+    sign.mkdir(parents=True)
+    run = launch()
+    assert run.ends() == 2
+    assert "afresh" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_more_workers_than_numa_nodes_are_given_cores(launch: Launches) -> None:
+    ranks = host.numa_nodes() + 1
+    run = launch("--", "-tp", str(ranks))
+    run.wait_for("Ctrl-C stops it.")
+    (line,) = (line for line in run.text.splitlines() if "more workers than NUMA nodes" in line)
+    binding = line.partition("VLLM_CPU_OMP_THREADS_BIND=")[2]
+    assert binding == "nobind" or binding.count("|") == ranks - 1
+    assert f"bind: {binding}" in (launch.folder / ".assay" / "serve.log").read_text()
+
+
+def test_the_caller_s_cores_are_kept(launch: Launches) -> None:
+    run = launch("--", "-tp", "64", VLLM_CPU_OMP_THREADS_BIND="0|1")
+    run.wait_for("Ctrl-C stops it.")
+    assert "more workers" not in run.text
+    assert "bind: 0|1" in (launch.folder / ".assay" / "serve.log").read_text()
 
 
 def test_a_server_that_ends_early_gives_its_reason_and_its_log(launch: Launches) -> None:
@@ -168,7 +299,8 @@ def test_a_process_without_the_plugin_keeps_the_door_shut(launch: Launches, titl
     ("variable", "words"),
     [
         ("FAKE_UNLOADED", "loaded its weights without the plugin"),
-        ("FAKE_PLAIN", "serves no layer of a quantised model in NVFP4"),
+        ("FAKE_PLAIN", "serves 0 layers in NVFP4, the checkpoint stores 4 so"),
+        ("FAKE_PARTLY", "serves 1 layers in NVFP4, the checkpoint stores 4 so"),
     ],
 )
 def test_a_worker_that_took_nothing_keeps_the_door_shut(
@@ -189,8 +321,14 @@ def test_an_engine_without_workers_counts_as_one(launch: Launches) -> None:
 
 def test_an_unquantised_checkpoint_may_be_left_to_vllm(launch: Launches) -> None:
     (launch.model / "config.json").write_text("{}")
-    run = launch(FAKE_PLAIN="Worker_TP0,Worker_TP1")
+    run = launch(FAKE_PLAIN="Worker_TP0,Worker_TP1", FAKE_EXPECTED="0")
     run.wait_for("Ctrl-C stops it.")
+
+
+def test_a_quantised_model_without_any_nvfp4_layer_keeps_the_door_shut(launch: Launches) -> None:
+    run = launch(FAKE_PLAIN="Worker_TP0,Worker_TP1", FAKE_EXPECTED="0")
+    assert run.ends() == 1
+    assert "holds no NVFP4 layer of a quantised model" in run.text
 
 
 def test_a_failed_import_in_the_log_ends_the_start_at_once_and_is_quoted(launch: Launches) -> None:

@@ -1,11 +1,12 @@
 """The process that owns vLLM: whatever ends the launcher, nothing of vLLM outlives it.
 
-    python -m assay_kernels.launcher.guard GRACE_SECONDS COMMAND...
+    python -m assay_kernels.launcher.guard REPORT GRACE_SECONDS COMMAND...
 
-Standard input is a pipe whose other end only the launcher holds. When it closes, because the
-launcher asks for a stop or because it was killed in any way, the guard asks vLLM to stop, waits
-GRACE_SECONDS, and kills what is left. It does the same with what a crashed vLLM leaves behind.
-Orphans cannot escape: the guard adopts them. Exit code: vLLM's, 128 + n for a signal n.
+REPORT is the number of an open pipe that takes one line, the pid of vLLM's first process. Standard
+input is a pipe whose other end only the launcher holds. When it closes, because the launcher asks
+for a stop or because it was killed in any way, the guard asks vLLM to stop, waits GRACE_SECONDS,
+and kills what is left. It does the same with what a crashed vLLM leaves behind. Orphans cannot
+escape: the guard adopts them. Exit code: vLLM's, 128 + n for a signal n.
 """
 
 import os
@@ -88,8 +89,10 @@ class Guard:
 
 
 def main() -> int:
-    grace, command = float(sys.argv[1]), sys.argv[2:]
+    report, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     guard = Guard(command)
+    with os.fdopen(report, "w") as pipe:
+        pipe.write(f"{guard.child.pid}\n")
     signal.signal(signal.SIGTERM, guard.ask_to_stop)
     guard.wait_until_asked()
     guard.stop(grace)

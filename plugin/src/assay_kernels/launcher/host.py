@@ -1,6 +1,7 @@
 """What the machine at hand can do, and what stands in the way, in one line each."""
 
 import errno
+import os
 import platform
 import socket
 import subprocess
@@ -94,6 +95,41 @@ def _from_proc(folder: Path) -> tuple[str, ...]:
             if line.startswith("Model:"):
                 names.append(line.partition(":")[2].strip())
     return tuple(names)
+
+
+def numa_nodes(status: Path = Path("/proc/self/status")) -> int:
+    """Number of memory nodes that this process may use; vLLM gives each worker one."""
+    for line in status.read_text().splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            spans = [part.split("-") for part in line.partition(":")[2].strip().split(",")]
+            return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+    return 1
+
+
+def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """One logical CPU for each core that this process may use."""
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        try:
+            siblings = (topology / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    return sorted(cores.values())
+
+
+def thread_binding(ranks: int, nodes: int, cores: list[int], cpus: list[int]) -> str | None:
+    """VLLM_CPU_OMP_THREADS_BIND for more workers than NUMA nodes, which vLLM itself refuses to
+    place: '0,1|2,3', a share of the cores (else of the CPUs) for each; None: vLLM can place them.
+    """
+    if ranks <= nodes:
+        return None
+    usable = cores if len(cores) >= ranks else cpus
+    share = len(usable) // ranks
+    if share == 0:
+        return "nobind"
+    shares = [usable[rank * share : (rank + 1) * share] for rank in range(ranks)]
+    return "|".join(",".join(map(str, one)) for one in shares)
 
 
 def port_obstacle(host: str, port: int) -> str | None:

@@ -48,7 +48,8 @@ def _role(title: str) -> Role | None:
 def unproven(processes: list[Process], proofs: list[Proof], quantised: bool) -> dict[int, str]:
     """pid -> what is wrong, for every process that has not proven that the plugin is active.
 
-    `quantised`: whether the checkpoint has NVFP4 layers, of which a worker must serve some.
+    `quantised`: whether the checkpoint's config says so: then a worker must serve NVFP4 layers. It
+    must serve, from NVFP4, exactly as many as the checkpoint's headers demand.
     """
     wrong: dict[int, str] = {}
     by_pid = {proof.pid: proof for proof in proofs}
@@ -58,14 +59,17 @@ def unproven(processes: list[Process], proofs: list[Proof], quantised: bool) -> 
             wrong[process.pid] = f"{process} runs without the plugin"
         elif proof.version != __version__:
             wrong[process.pid] = f"{process} runs assay {proof.version}, not {__version__}"
-        elif process.loads_weights and proof.summary is None:
+        elif not process.loads_weights:
+            continue
+        elif proof.summary is None:
             wrong[process.pid] = f"{process} loaded its weights without the plugin"
-        elif process.loads_weights and quantised and not _has_nvfp4(proof):
-            wrong[process.pid] = f"{process} serves no layer of a quantised model in NVFP4"
+        elif quantised and proof.summary.expected_nvfp4 == 0:
+            wrong[process.pid] = f"{process} holds no NVFP4 layer of a quantised model"
+        elif proof.summary.in_nvfp4() != proof.summary.expected_nvfp4:
+            wrong[process.pid] = (
+                f"{process} serves {proof.summary.in_nvfp4()} layers in NVFP4, the checkpoint"
+                f" stores {proof.summary.expected_nvfp4} so"
+            )
     if not any(process.loads_weights for process in processes):
         wrong[0] = "no process that holds the model was found under vLLM"
     return wrong
-
-
-def _has_nvfp4(proof: Proof) -> bool:
-    return proof.summary is not None and proof.summary.in_nvfp4() > 0

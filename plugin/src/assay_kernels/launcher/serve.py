@@ -3,13 +3,17 @@
 import fcntl
 import json
 import os
+import re
 import secrets
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -18,10 +22,10 @@ from typing import IO, Any, NoReturn
 import yaml
 
 from assay_kernels import __version__
-from assay_kernels.launcher import client, host, logfile, processes, procfs
+from assay_kernels.launcher import arguments, client, host, logfile, processes, procfs
 from assay_kernels.vllm_plugin import proof
 
-QUESTION = "What is the capital of France?"
+BEHIND_THE_DOOR = "/v1/models"
 STOP_MARGIN_SECONDS = 20.0
 """Beyond vLLM's own shutdown-timeout: time to end processes after the last request."""
 RANK_SECONDS = 20.0
@@ -32,6 +36,12 @@ DEFAULT_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "VLLM_LOGGING_COLOR": "0",
     "VLLM_NO_USAGE_STATS": "1",
+}
+FORCED_ENVIRONMENT = {
+    # The processes are told apart by their titles.
+    "VLLM_PROCESS_NAME_PREFIX": "VLLM",
+    # That front end runs no ASGI middleware, so no door.
+    "VLLM_USE_RUST_FRONTEND": "0",
 }
 LOCAL_MODEL_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
@@ -46,6 +56,24 @@ class LaunchError(Exception):
 
 class StopRequested(BaseException):
     """Ctrl-C, SIGTERM or SIGHUP: a wish, not an error."""
+
+
+@dataclass(frozen=True)
+class FirstQuestion:
+    text: str
+    expected: str
+    """A word or phrase that the answer must hold; empty: any answer will do."""
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> "FirstQuestion":
+        """As ASSAY_FIRST_QUESTION and ASSAY_FIRST_ANSWER say it."""
+        text = variables.get("ASSAY_FIRST_QUESTION") or "What is the capital of France?"
+        return cls(text, variables.get("ASSAY_FIRST_ANSWER", "").strip())
+
+    def accepts(self, answer: str) -> bool:
+        """Whether the expected words stand in the answer, as whole words, in any case."""
+        pattern = rf"(?<!\w){re.escape(self.expected)}(?!\w)"
+        return not self.expected or re.search(pattern, answer, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -81,6 +109,8 @@ def check(settings: Settings) -> None:
         raise LaunchError(obstacle, 2)
     if not settings.profile.is_file():
         raise LaunchError(f"there is no profile {settings.profile}", 2)
+    if (obstacle := arguments.obstacle(settings.extra, read_profile(settings.profile))) is not None:
+        raise LaunchError(obstacle, 2)
     folder = Path(settings.model)
     looks_local = folder.exists() or settings.model.startswith((".", "/", "models/"))
     if looks_local and not (folder / "config.json").is_file():
@@ -94,8 +124,17 @@ def is_quantised(model: str) -> bool:
     folder = Path(model)
     if not folder.is_dir():
         return True
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise LaunchError(f"{folder / 'config.json'} is not JSON: {error}", 2) from error
     return "quantization_config" in config or (folder / "hf_quant_config.json").is_file()
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """The caller's environment over the profile's variables."""
+    path = settings.profile.with_suffix(".env")
+    return (read_env_file(path) if path.is_file() else {}) | dict(os.environ)
 
 
 def environment(settings: Settings, key: str) -> dict[str, str]:
@@ -103,18 +142,42 @@ def environment(settings: Settings, key: str) -> dict[str, str]:
     env = dict(DEFAULT_ENVIRONMENT)
     if Path(settings.model).is_dir():
         env |= LOCAL_MODEL_ENVIRONMENT
-    variables = settings.profile.with_suffix(".env")
-    if variables.is_file():
-        env |= read_env_file(variables)
-    env |= os.environ
-    env |= {
+    env |= variables(settings)
+    if (binding := thread_binding(settings)) is not None:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = binding
+    env |= FORCED_ENVIRONMENT
+    return env | {
         "ASSAY_BYPASS_KEY": key,
         "ASSAY_REQUIRE": str(int(settings.require)),
         "ASSAY_RUN_DIR": str(settings.run_dir),
-        # The processes are told apart by their titles.
-        "VLLM_PROCESS_NAME_PREFIX": "VLLM",
     }
-    return env
+
+
+def thread_binding(settings: Settings) -> str | None:
+    """Cores for each worker where vLLM cannot choose them itself and nobody else did."""
+    given = variables(settings)
+    if "VLLM_CPU_OMP_THREADS_BIND" in given or "VLLM_CPU_SIM_MULTI_NUMA" in given:
+        return None
+    return host.thread_binding(
+        arguments.ranks(settings.extra, read_profile(settings.profile)),
+        host.numa_nodes(),
+        host.physical_cores(),
+        sorted(os.sched_getaffinity(0)),
+    )
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    try:
+        profile = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise LaunchError(f"cannot read the profile {path}: {_in_one_line(error)}", 2) from error
+    if not isinstance(profile, dict):
+        raise LaunchError(f"the profile {path} is not a table of vLLM's flags", 2)
+    return {str(name): value for name, value in profile.items()}
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -149,63 +212,83 @@ class Progress:
 
 
 class Server:
-    """A vLLM server in the hands of a guard; a context manager that leaves nothing running."""
+    """A vLLM server in the hands of a guard; what `start` has begun, `stop` ends."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.key = secrets.token_urlsafe(24)
         self.client = client.Client(settings.host, settings.port, self.key)
         self.titles: dict[int, str] = {}
+        self.lock: IO[str] | None = None
+        self.guard: subprocess.Popen[bytes] | None = None
+        self.report: int | None = None
+        self.root_pid: int | None = None
 
-    def __enter__(self) -> "Server":
+    def start(self) -> None:
         settings = self.settings
         self.lock = take(settings.state)
-        shutil.rmtree(settings.run_dir, ignore_errors=True)
-        (settings.run_dir / "proof").mkdir(mode=0o700, parents=True)
+        make_afresh(settings.run_dir)
         procfs.adopt_orphans()
         command = [*settings.vllm, settings.model, "--config", str(settings.profile)]
         command += ["--host", settings.host, "--port", str(settings.port)]
         command += ["--middleware", "assay_kernels.vllm_plugin.door.ClosedDoor", *settings.extra]
-        guard = [sys.executable, "-m", "assay_kernels.launcher.guard", str(self.grace())]
-        with settings.log.open("w") as log:
-            log.write(f"$ {shlex.join(command)}\n")
-            log.flush()
-            self.guard = subprocess.Popen(
-                [*guard, *command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(settings, self.key),
-                start_new_session=True,
-            )
-        return self
+        self.report, for_the_guard = os.pipe()
+        guard = [sys.executable, "-m", "assay_kernels.launcher.guard", str(for_the_guard)]
+        try:
+            with settings.log.open("w") as log:
+                log.write(f"$ {shlex.join(command)}\n")
+                log.flush()
+                self.guard = subprocess.Popen(
+                    [*guard, str(self.grace()), *command],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment(settings, self.key),
+                    pass_fds=[for_the_guard],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LaunchError(f"vLLM could not be started: {error}", 2) from error
+        finally:
+            os.close(for_the_guard)
 
     def grace(self) -> float:
         """Seconds between the wish to stop and the kill: the profile's own and a margin."""
-        profile = yaml.safe_load(self.settings.profile.read_text()) or {}
+        profile = read_profile(self.settings.profile)
         return float(profile.get("shutdown-timeout", 0)) + STOP_MARGIN_SECONDS
 
-    def __exit__(self, *_: object) -> None:
-        self.close_door()
-        assert self.guard.stdin is not None
-        self.guard.stdin.close()
-        self.guard.wait()
-        self.kill()
-        self.lock.close()
+    def stop(self) -> None:
+        """Return once nothing of vLLM is running; raises LaunchError for what cannot be ended."""
+        if self.guard is not None:
+            self.close_door()
+            assert self.guard.stdin is not None
+            self.guard.stdin.close()
+            self.guard.wait()
+        left = self.kill()
+        if self.report is not None:
+            os.close(self.report)
+        if self.lock is not None:
+            self.lock.close()
+        if left:
+            raise LaunchError(f"vLLM is still ending, killed but not gone: pids {left}")
 
-    def kill(self) -> None:
-        """End at once whatever is left below the launcher, the guard included."""
+    def kill(self) -> list[int]:
+        """End at once what is left below the launcher, the guard included; what does not end."""
         for _ in range(50):
             left = procfs.descendants(os.getpid())
             if not left:
-                return
+                break
             procfs.signal_all(left, signal.SIGKILL)
             time.sleep(0.05)
+        return procfs.descendants(os.getpid())
 
     def root(self) -> int | None:
-        """pid of vLLM's first process."""
-        below = procfs.descendants(self.guard.pid)
-        return below[0] if below else None
+        """pid of vLLM's first process, as the guard reported it; None until then."""
+        if self.root_pid is None and self.report is not None:
+            readable, _, _ = select.select([self.report], [], [], 0)
+            line = os.read(self.report, 64) if readable else b""
+            self.root_pid = int(line) if line else None
+        return self.root_pid
 
     def processes(self) -> list[processes.Process]:
         root = self.root()
@@ -214,6 +297,7 @@ class Server:
         return found
 
     def check_alive(self) -> None:
+        assert self.guard is not None
         if self.guard.poll() is None:
             return
         lines = logfile.read(self.settings.log)
@@ -271,6 +355,20 @@ class Server:
                 )
             time.sleep(0.5)
 
+    def verify_door(self) -> None:
+        """A client must be told to wait, now that the server answers."""
+        try:
+            status = self.client.status_without_key(BEHIND_THE_DOOR)
+        except client.NoAnswerError as error:
+            self.check_alive()
+            raise LaunchError(f"the server {error}\n  log: {self.settings.log}") from error
+        if status != 503:
+            raise LaunchError(
+                "the closed door is not in front of the server, so it was ended:"
+                f" {BEHIND_THE_DOOR} answered {status} without the key, not 503\n"
+                f"  log: {self.settings.log}"
+            )
+
     def verify_plugin(self) -> list[proof.Proof]:
         """Every vLLM process's proof; refuses, or warns, when one is missing."""
         found = self.processes()
@@ -294,20 +392,31 @@ class Server:
             print(f"warning: {problem}", flush=True)
         return proofs
 
-    def first_answer(self) -> tuple[str, str]:
+    def first_answer(self, question: FirstQuestion) -> tuple[str, str]:
         """(model name, text): one real completion, through the door's side entrance."""
         try:
             model = self.client.model()
-            return model, self.client.ask(model, QUESTION, timeout=600)
+            answer = self.client.ask(model, question.text, timeout=600)
         except client.NoAnswerError as error:
             self.check_alive()
             raise LaunchError(f"the server {error}\n  log: {self.settings.log}") from error
+        if not question.accepts(answer):
+            problem = f"answered {answer!r} where {question.expected!r} was expected"
+            if self.settings.require:
+                raise LaunchError(
+                    f"the server {problem}, so nothing is served\n"
+                    f"  asked: {question.text}; for a model that answers otherwise:"
+                    " ASSAY_FIRST_QUESTION and ASSAY_FIRST_ANSWER (empty: any answer will do)"
+                )
+            print(f"warning: the server {problem}", flush=True)
+        return model, answer
 
     def open_door(self) -> None:
         (self.settings.run_dir / "open").touch()
 
     def close_door(self) -> None:
-        (self.settings.run_dir / "open").unlink(missing_ok=True)
+        with suppress(OSError):  # an end is an end: the server behind the door goes too
+            (self.settings.run_dir / "open").unlink(missing_ok=True)
 
     def watch(self) -> NoReturn:
         while True:
@@ -317,8 +426,11 @@ class Server:
 
 def take(state: Path) -> IO[str]:
     """Claim the state folder for this launcher; released by the kernel, however it ends."""
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = (state / "lock").open("w")
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (state / "lock").open("w")
+    except OSError as error:
+        raise LaunchError(f"cannot keep run files in {state}: {error}", 2) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -329,24 +441,43 @@ def take(state: Path) -> IO[str]:
     return file
 
 
+def make_afresh(run_dir: Path) -> None:
+    """An empty folder for the owner alone: a file `open` left in it would open the next door."""
+    try:
+        (run_dir / "open").unlink(missing_ok=True)
+        if run_dir.exists():
+            shutil.rmtree(run_dir)
+        run_dir.mkdir(mode=0o700)
+        (run_dir / "proof").mkdir(mode=0o700)
+    except OSError as error:
+        raise LaunchError(f"cannot make {run_dir} afresh: {error}", 2) from error
+
+
 def announce(settings: Settings) -> None:
     print(f"assay {__version__}: {settings.model}, profile {settings.profile}, log {settings.log}")
     operators = os.environ.get("ASSAY_CPU_OPS", "auto")
     print(f"cpu: {host.Cpu.here().describe(operators)}")
+    if (binding := thread_binding(settings)) is not None:
+        print(f"cpu: more workers than NUMA nodes, so VLLM_CPU_OMP_THREADS_BIND={binding}")
     for line in host.Gpus.here().advice(settings.profile.parent):
         print(line)
     sys.stdout.flush()
 
 
 def announce_ready(
-    server: Server, proofs: list[proof.Proof], progress: Progress, model: str, answer: str
+    server: Server,
+    proofs: list[proof.Proof],
+    progress: Progress,
+    model: str,
+    question: str,
+    answer: str,
 ) -> None:
     summaries = [p.summary for p in proofs if p.summary is not None]
-    curl = json.dumps(client.body(model, QUESTION))
+    curl = json.dumps(client.body(model, question))
     print(f"ready after {progress.seconds} s; {len(proofs)} processes run the plugin")
     for table in dict.fromkeys(summary.table() for summary in summaries):
         print(table)
-    print(f"\n  Q: {QUESTION}\n  A: {answer}\n\n{server.client.url}/v1   model: {model}")
+    print(f"\n  Q: {question}\n  A: {answer}\n\n{server.client.url}/v1   model: {model}")
     print(
         f"curl -s {server.client.url}/v1/chat/completions"
         f" -H 'Content-Type: application/json' -d {shlex.quote(curl)}"
@@ -354,40 +485,79 @@ def announce_ready(
     print("Ctrl-C stops it.", flush=True)
 
 
+class StopSignals:
+    """The wish to stop interrupts what the launcher does, but neither the start of vLLM, which
+    could then be forgotten, nor its end; a second wish ends everything at once."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.wished = False
+        self.may_interrupt = True
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self.receive)
+
+    def receive(self, _number: int, _frame: FrameType | None) -> None:
+        if self.wished:
+            self.server.kill()
+        self.wished = True
+        if self.may_interrupt:
+            self.may_interrupt = False
+            raise StopRequested
+
+    def start(self) -> None:
+        self.may_interrupt = False
+        self.server.start()
+        self.may_interrupt = True
+        if self.wished:
+            self.may_interrupt = False
+            raise StopRequested
+
+    def stop(self) -> None:
+        self.may_interrupt = False
+        self.wished = True
+        self.server.stop()
+
+
+def run(server: Server, signals: StopSignals) -> NoReturn:
+    """From nothing to an open door, until vLLM ends or a stop is asked for."""
+    check(server.settings)
+    announce(server.settings)
+    progress = Progress()
+    try:
+        signals.start()
+        server.wait_until_healthy(progress)
+        server.verify_door()
+        progress.show("checking that every process runs the plugin")
+        proofs = server.verify_plugin()
+        progress.show("asking the first question")
+        question = FirstQuestion.of(variables(server.settings))
+        model, answer = server.first_answer(question)
+        server.open_door()
+        progress.clear()
+        announce_ready(server, proofs, progress, model, question.text, answer)
+        server.watch()
+    finally:
+        progress.clear()
+
+
 def serve(settings: Settings) -> int:
     """Run until asked to stop, then return 0; raises LaunchError on any other end."""
-    check(settings)
-    announce(settings)
-    progress = Progress()
     server = Server(settings)
-    stopping = False
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        nonlocal stopping
-        if stopping:
-            server.kill()
-        stopping = True
-        raise StopRequested
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
+    signals = StopSignals(server)
     try:
-        with server:
+        try:
+            # Once either line has ended, by an exception or not, no signal interrupts any more.
             try:
-                server.wait_until_healthy(progress)
-                progress.show("checking that every process runs the plugin")
-                proofs = server.verify_plugin()
-                progress.show("asking the first question")
-                model, answer = server.first_answer()
-                server.open_door()
-                progress.clear()
-                announce_ready(server, proofs, progress, model, answer)
-                server.watch()
+                signals.listen()
+                run(server, signals)
             finally:
-                progress.clear()
-                stopping = True
-                if server.guard.poll() is None:
-                    print("stopping ...", flush=True)
+                signals.may_interrupt = False
+        finally:
+            if server.guard is not None and server.guard.poll() is None:
+                print("stopping ...", flush=True)
+            signals.stop()
     except StopRequested:
         print("stopped", flush=True)
         return 0

@@ -36,6 +36,8 @@ class Summary:
     """Where V4's own operators come from: 'native' or 'torch'."""
     layers: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(kind, how) -> number of layers, as {('routed', 'nvfp4 by cpu w4a16'): 4}."""
+    expected_nvfp4: int = 0
+    """Number of its layers that the checkpoint's headers store as NVFP4."""
 
     def in_nvfp4(self) -> int:
         """Number of layers that the plugin serves from NVFP4 weights."""
@@ -82,6 +84,7 @@ class Proof:
                     {"kind": kind, "how": how, "count": n}
                     for (kind, how), n in self.summary.layers.items()
                 ],
+                "expected_nvfp4": self.summary.expected_nvfp4,
             }
         return record
 
@@ -90,7 +93,8 @@ class Proof:
         summary = None
         if (s := record.get("summary")) is not None:
             layers = {(e["kind"], e["how"]): int(e["count"]) for e in s["layers"]}
-            summary = Summary(s["arch"], s["mode"], s["operators"], layers)
+            expected = int(s["expected_nvfp4"])
+            summary = Summary(s["arch"], s["mode"], s["operators"], layers, expected)
         return cls(**{name: record[name] for name in _PLAIN_FIELDS}, summary=summary)
 
 

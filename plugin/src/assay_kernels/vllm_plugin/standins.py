@@ -302,7 +302,7 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 def _patch_modules() -> None:
     """Replace what vLLM leaves to Triton. Runs once vLLM has imported its CPU V4 model."""
-    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers import utils, vocab_parallel_embedding
     from vllm.models.deepseek_v4.cpu import cpu_mla
     from vllm.v1.attention.backends.mla import compressor_utils, indexer, sparse_swa
     from vllm.v1.attention.ops import metadata
@@ -335,9 +335,10 @@ def _patch_modules() -> None:
         _widen_linears(utils)
 
     # Compiled with inductor on first use, which needs a C++ compiler on the host: log-probabilities
-    # would fail without one, and so would any temperature above 0.
+    # would fail without one, and so would any temperature above 0 and a second rank.
     _replace_compiled(sampler, "batched_count_greater_than")
     _replace_compiled(topk_topp_sampler, "compiled_random_sample")
+    _replace_compiled(vocab_parallel_embedding, "get_masked_input_and_mask")
 
 
 def _replace_compiled(module: ModuleType, name: str) -> None:
