@@ -14,10 +14,17 @@ from openai import OpenAI
 
 from .server import Server
 
+
+def needle(name: str, code: int, sentences: int) -> str:
+    """A question whose answer stands before `sentences` others."""
+    filler = "On Monday the market is closed. " * sentences
+    return f"The code of {name} is {code}. {filler}What is the code of {name}?"
+
+
 PROMPTS = {
     "short": "What is the capital of France?",
-    "past the window": "Remember: the code of Anna is 4711. " + "The lamp is in the garden. " * 40,
-    "past 4 x index_topk": "The code of Max is 8152. " + "On Monday the market is closed. " * 300,
+    "past the window": needle("Anna", 4711, 40),
+    "past 4 x index_topk": needle("Max", 8152, 300),
 }
 TOKENS = 12
 LOGPROB_TOLERANCE = 0.1

@@ -111,6 +111,7 @@ class Launches:
         self.model.mkdir()
         config = {"quantization_config": {"quant_method": "modelopt"}}
         (self.model / "config.json").write_text(json.dumps(config))
+        (self.model / "tokenizer.json").write_text("{}")
 
     def __call__(self, *arguments: str, port: int | None = None, **variables: str) -> Launch:
         port = free_port() if port is None else port

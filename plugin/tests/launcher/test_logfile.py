@@ -52,6 +52,13 @@ def test_a_log_without_an_error_gives_no_reason() -> None:
     assert logfile.last_error(["INFO 11-30 18:00:01 [a.py:1] all is well"]) is None
 
 
+def test_an_engine_that_dies_without_a_word_is_named() -> None:
+    text = (
+        "(APIServer pid=7) ERROR 11-30 18:00:01 [a.py:1] vllm.v1.EngineDeadError: EngineCore died\n"
+    )
+    assert "EngineCore" in (logfile.last_error(text.splitlines()) or "")
+
+
 def test_a_failed_plugin_import_is_told_with_its_process_and_cause() -> None:
     (failure,) = logfile.plugin_failures(PLUGIN_FAILS.splitlines())
     assert failure.pid == 44

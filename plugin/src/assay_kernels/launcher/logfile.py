@@ -34,13 +34,17 @@ def read(path: Path) -> list[str]:
 def last_error(lines: list[str]) -> str | None:
     """The line that tells why vLLM ended: the last error before the ones that only pass it on."""
     reason = None
+    engine_died = False
     for line in lines:
         match, text = _split(line)
         if _ECHO.search(text):
             if reason is not None:
                 return reason
+            engine_died |= "EngineDeadError" in text
         elif _EXCEPTION.match(text) or _USAGE.match(text):
             reason = f"{match['who']}: {text}" if match["who"] else text
+    if reason is None and engine_died:
+        return "its engine (VLLM::EngineCore) died without a word: killed from outside?"
     return reason
 
 

@@ -28,6 +28,8 @@ from assay_kernels.vllm_plugin import proof
 BEHIND_THE_DOOR = "/v1/models"
 STOP_MARGIN_SECONDS = 20.0
 """Beyond vLLM's own shutdown-timeout: time to end processes after the last request."""
+UNOPENED_STOP_SECONDS = 3.0
+"""How long vLLM may take to end while no client has been let in."""
 RANK_SECONDS = 20.0
 """How long a worker without the plugin may take to say its rank before it is named without one."""
 
@@ -115,6 +117,15 @@ def check(settings: Settings) -> None:
     looks_local = folder.exists() or settings.model.startswith((".", "/", "models/"))
     if looks_local and not (folder / "config.json").is_file():
         raise LaunchError(f"{settings.model} holds no checkpoint (no config.json)", 2)
+    if looks_local and not (folder / "tokenizer.json").is_file():
+        raise LaunchError(f"{settings.model} has no tokenizer (no tokenizer.json)", 2)
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if settings.require and allowed is not None and "assay" not in allowed.split(","):
+        raise LaunchError(
+            f"VLLM_PLUGINS={allowed} does not name assay, so vLLM would not load it", 2
+        )
+    if not 0 < settings.port < 65536:
+        raise LaunchError(f"--port {settings.port}: must be between 1 and 65535", 2)
     if (obstacle := host.port_obstacle(settings.host, settings.port)) is not None:
         raise LaunchError(obstacle, 2)
 
@@ -169,7 +180,7 @@ def thread_binding(settings: Settings) -> str | None:
 def read_profile(path: Path) -> dict[str, Any]:
     try:
         profile = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise LaunchError(f"cannot read the profile {path}: {_in_one_line(error)}", 2) from error
     if not isinstance(profile, dict):
         raise LaunchError(f"the profile {path} is not a table of vLLM's flags", 2)
@@ -219,6 +230,7 @@ class Server:
         self.key = secrets.token_urlsafe(24)
         self.client = client.Client(settings.host, settings.port, self.key)
         self.titles: dict[int, str] = {}
+        self.opened = False
         self.lock: IO[str] | None = None
         self.guard: subprocess.Popen[bytes] | None = None
         self.report: int | None = None
@@ -255,7 +267,12 @@ class Server:
     def grace(self) -> float:
         """Seconds between the wish to stop and the kill: the profile's own and a margin."""
         profile = read_profile(self.settings.profile)
-        return float(profile.get("shutdown-timeout", 0)) + STOP_MARGIN_SECONDS
+        try:
+            return float(profile.get("shutdown-timeout", 0)) + STOP_MARGIN_SECONDS
+        except (TypeError, ValueError):
+            value = profile["shutdown-timeout"]
+            rule = f"shutdown-timeout must be a number of seconds, is {value!r}"
+            raise LaunchError(f"the profile {self.settings.profile}: {rule}", 2) from None
 
     def stop(self) -> None:
         """Return once nothing of vLLM is running; raises LaunchError for what cannot be ended."""
@@ -263,7 +280,9 @@ class Server:
             self.close_door()
             assert self.guard.stdin is not None
             self.guard.stdin.close()
-            self.guard.wait()
+            # Before the door has opened there is no client's request to wait for.
+            with suppress(subprocess.TimeoutExpired):
+                self.guard.wait(None if self.opened else UNOPENED_STOP_SECONDS)
         left = self.kill()
         if self.report is not None:
             os.close(self.report)
@@ -412,6 +431,7 @@ class Server:
         return model, answer
 
     def open_door(self) -> None:
+        self.opened = True
         (self.settings.run_dir / "open").touch()
 
     def close_door(self) -> None:

@@ -41,7 +41,18 @@ def vllm_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
             file = checkpoint.modules()[entry].tensors["weight"].file
             yield vllm_name(weight_name), _decoded_fp8(file, entry, weight, tensor)
         else:
+            if name.endswith(".tid2eid"):
+                _check_hash_table(checkpoint, name, tensor)
             yield vllm_name(name), tensor
+
+
+def _check_hash_table(checkpoint: Checkpoint, name: str, table: Tensor) -> None:
+    """A hash-routed layer's table names experts that exist."""
+    experts = checkpoint.config.n_routed_experts
+    if table.numel() and not 0 <= int(table.min()) <= int(table.max()) < experts:
+        info = next(iter(checkpoint.modules()[name].tensors.values()))
+        rule = f"names experts {int(table.min())} to {int(table.max())}, but there are {experts}"
+        raise CheckpointError(info.file, info.name, rule)
 
 
 def _decoded_fp8(file: str, entry: str, weight: Tensor, scale: Tensor) -> Tensor:

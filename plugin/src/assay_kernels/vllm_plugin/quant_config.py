@@ -105,6 +105,10 @@ class AssayConfig(QuantizationConfig):
         if self._checkpoint is None:
             directory = checkpoint_directory(get_current_vllm_config().model_config)
             self._checkpoint = open_checkpoint(directory)
+            limit = self._checkpoint.config.raw.get("swiglu_limit", "missing")
+            if not isinstance(limit, int | float) or not 0 < limit < float("inf"):
+                rule = f"swiglu_limit must be a positive number, is {limit}"
+                raise CheckpointError("config.json", None, rule)
         return self._checkpoint
 
     def _storage(self, entries: Iterable[str]) -> Precision:

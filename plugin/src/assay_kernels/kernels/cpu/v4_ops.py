@@ -364,23 +364,27 @@ def _attend_dense(
 
 
 def _compact(slots: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, K) ids, -1 = none -> sorted distinct ids (U,), and (T, K) positions in them, -1 = none.
+    """(T, K) ids, -1 = none -> distinct ids (U,), and (T, K) positions in them, -1 = none.
 
-    By marking rather than sorting: ids lie in a narrow range, and there are millions of them.
+    In the order of first appearance: ids are pages of the KV cache, and sums that ran in the order
+    of pages would make an answer depend on which ones a request happened to get. By marking rather
+    than sorting: ids lie in a narrow range, and there are millions of them.
     """
     valid = slots >= 0
     high = int(slots.max()) + 1
     if high <= 0:
         return slots.new_empty(0), slots
     low = int(torch.where(valid, slots, high).min())
-    shifted = torch.where(valid, slots - low, high - low)
-    marks = torch.zeros(high - low + 1, dtype=torch.bool)
-    marks[shifted.reshape(-1)] = True
-    marks[-1] = False
-    unique = marks.nonzero().squeeze(1)
-    rank = marks.cumsum(0).sub_(1)
-    rank[-1] = -1
-    return unique + low, rank.index_select(0, shifted.reshape(-1)).view(slots.shape)
+    shifted = torch.where(valid, slots - low, high - low).reshape(-1)
+    never = shifted.numel()
+    first = torch.full((high - low + 1,), never)
+    first.scatter_reduce_(0, shifted, torch.arange(never), "amin")
+    first[-1] = never
+    seen = (first < never).nonzero().squeeze(1)
+    unique = seen[first[seen].argsort()]
+    rank = torch.full_like(first, -1)
+    rank[unique] = torch.arange(unique.numel())
+    return unique + low, rank.index_select(0, shifted).view(slots.shape)
 
 
 # ------------------------------------------------------------------------------------- compressor
