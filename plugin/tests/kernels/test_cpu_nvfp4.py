@@ -54,15 +54,16 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
 
 
 @pytest.mark.parametrize("m", ROWS)
-@pytest.mark.parametrize("native_bf16", [True, False])
+@pytest.mark.parametrize("bf16_multiplies", [True, False])
 def test_dense_keeps_each_partitions_scale(
-    generator: torch.Generator, m: int, native_bf16: bool
+    generator: torch.Generator, m: int, bf16_multiplies: bool
 ) -> None:
     weight = fused(generator, [256, 512], 256, [0.02, 0.5])
     kernels = CpuKernels("w4a16")
-    kernels._native_bf16 = native_bf16
+    operand = dataclasses.replace(kernels.prepare(weight), bf16_exact=bf16_multiplies)
     x = activation(generator, m, 256)
-    out = kernels.dense(x, kernels.prepare(weight))
+    out = kernels.dense(x, operand)
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none", "left switched on"
     expected = reference.dense(x, weight.codes, weight.block_scale, weight.alpha)
     verdict = judge_bf16(out, expected, [256, 512])
     assert verdict.passed, verdict

@@ -6,12 +6,14 @@
 - ``reference``: weights dequantised to fp32 with their global scale, nothing clever.
 
 A CPU gains nothing from decoding the codes at every call, so operands are decoded once, after
-loading. That costs memory (4 bytes a weight, 6 where the CPU multiplies bf16 natively), which the
-miniature has; nobody serves the full model from a CPU.
+loading. That costs memory (4 bytes a weight), which the miniature has; nobody serves the full model
+from a CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +23,7 @@ from torch.nn import functional
 
 from assay_kernels import reference
 from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
-from assay_kernels.numerics import decode_bf16, decode_fp32, quantize_activation
+from assay_kernels.numerics import decode_fp32, quantize_activation
 
 Arithmetic = Literal["w4a16", "w4a4", "reference"]
 
@@ -34,21 +36,36 @@ class CpuOperand:
     """Weights decoded for a CPU."""
 
     wide: Tensor  # fp32 [..., N, K]
-    narrow: Tensor | None  # the same in bf16, where the CPU multiplies bf16 natively
+    narrow: Tensor | None  # bf16 [N, K], of plain weights where the CPU multiplies bf16 natively
     alpha: Tensor | None  # fp32 [..., N]; None: the weights already hold their scale
     input_scale: Tensor | None  # fp32 []: static scale of the activation, W4A4 only
     quantize_input: bool
+    bf16_exact: bool  # every weight is a bf16 value
+
+
+@contextmanager
+def _bf16_multiplies() -> Iterator[None]:
+    """Let oneDNN multiply fp32 matrices by its bf16 instructions, where the CPU has them.
+
+    Sums stay fp32. Operands that are bf16 values lose nothing by it, and this is the only bf16
+    product with an fp32 result that torch has on CPUs; a bf16 result would be rounded before alpha
+    and again after it.
+    """
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _product(x: Tensor, operand: CpuOperand) -> Tensor:
-    """x [M, K] bf16 times the decoded weights, summed and returned in fp32 [M, N]."""
-    if operand.narrow is None or x.shape[0] <= _FEW_ROWS or x.dtype != torch.bfloat16:
-        return functional.linear(x.float(), operand.wide)
-    # torch has no bf16 product with an fp32 result on CPUs, and rounding to bf16 before alpha
-    # would round twice. The second product yields what the first one rounded away.
-    high = functional.linear(x, operand.narrow)
-    low = torch.addmm(high, x, operand.narrow.T, beta=-1)
-    return high.float().add_(low)
+    """x [M, K] of bf16 values times the decoded weights, summed and returned in fp32 [M, N]."""
+    if operand.bf16_exact and x.shape[0] > _FEW_ROWS:
+        with _bf16_multiplies():
+            return functional.linear(x.float(), operand.wide)
+    return functional.linear(x.float(), operand.wide)
 
 
 class CpuKernels(KernelSet):
@@ -60,25 +77,32 @@ class CpuKernels(KernelSet):
         self._native_bf16 = torch.cpu._is_avx512_bf16_supported()
 
     def prepare(self, weight: PackedWeight) -> CpuOperand:
-        """Decode codes [..., N, K/2] to [..., N, K]; exact in bf16 and in fp32."""
+        """Decode codes [..., N, K/2] to fp32 [..., N, K]: exactly, and every value fits bf16.
+
+        A stack of experts takes alpha into its fp32 weights: one row of alpha per routed row would
+        cost more than the products of so few rows.
+        """
         wide = decode_fp32(weight.codes, weight.block_scale)
         if self.arithmetic == "reference":
-            wide = wide.mul_(weight.alpha.unsqueeze(-1))
-            return CpuOperand(wide, None, None, None, quantize_input=False)
-        narrow = None
-        if self.arithmetic == "w4a16" and self._native_bf16 and wide.dim() == 2:
-            narrow = decode_bf16(weight.codes, weight.block_scale)
+            return CpuOperand(
+                wide.mul_(weight.alpha.unsqueeze(-1)), None, None, None, False, bf16_exact=False
+            )
         quantize_input = self.arithmetic == "w4a4"
         alpha = weight.alpha
         input_scale = weight.input_scale if quantize_input else None
         if input_scale is not None:
             alpha = alpha * input_scale
-        return CpuOperand(wide, narrow, alpha, input_scale, quantize_input)
+        if wide.dim() == 3:
+            wide = wide.mul_(alpha.unsqueeze(-1))
+            return CpuOperand(wide, None, None, input_scale, quantize_input, bf16_exact=False)
+        return CpuOperand(wide, None, alpha, input_scale, quantize_input, bf16_exact=True)
 
     def prepare_plain(self, weight: Tensor) -> CpuOperand:
         """Weights that were never NVFP4, bf16 [..., N, K]."""
         narrow = weight if self._native_bf16 and weight.dim() == 2 else None
-        return CpuOperand(weight.float(), narrow, None, None, quantize_input=False)
+        return CpuOperand(
+            weight.float(), narrow, None, None, quantize_input=False, bf16_exact=weight.dim() == 2
+        )
 
     def _quantized(self, x: Tensor, operand: CpuOperand) -> tuple[Tensor, Tensor | None]:
         """The activation as its codes say, without static scale, and its row scales if any."""
@@ -87,14 +111,15 @@ class CpuKernels(KernelSet):
         q = quantize_activation(x, operand.input_scale)
         return decode_fp32(q.codes, q.block_scale), q.row_scale
 
-    def _dense_fp32(self, x: Tensor, operand: CpuOperand) -> Tensor:
+    def _dense(self, x: Tensor, operand: CpuOperand, out_dtype: torch.dtype) -> Tensor:
+        """The product and its epilogue, rounded once, to `out_dtype`."""
         values, row_scale = self._quantized(x, operand)
         out = _product(values, operand)
-        if operand.alpha is not None:
-            out.mul_(operand.alpha)
         if row_scale is not None:
             out.mul_(row_scale.unsqueeze(-1))
-        return out
+        if operand.alpha is None:
+            return out.to(out_dtype)
+        return torch.mul(out, operand.alpha, out=torch.empty_like(out, dtype=out_dtype))
 
     def dense(
         self, x: Tensor, operand: CpuOperand, out_dtype: torch.dtype = torch.bfloat16
@@ -103,11 +128,11 @@ class CpuKernels(KernelSet):
         no_epilogue = operand.alpha is None and out_dtype == x.dtype
         if no_epilogue and operand.narrow is not None and x.shape[0] > _FEW_ROWS:
             return functional.linear(x, operand.narrow)
-        return self._dense_fp32(x, operand).to(out_dtype)
+        return self._dense(x, operand, out_dtype)
 
     def dense_swiglu(self, x: Tensor, operand: CpuOperand, limit: float) -> Tensor:
         """x [M, K] bf16, operand rows gate | up -> [M, I] bf16."""
-        gate, up = self._dense_fp32(x, operand).chunk(2, dim=-1)
+        gate, up = self._dense(x, operand, torch.float32).chunk(2, dim=-1)
         return reference.swiglu(gate, up, limit).to(torch.bfloat16)
 
     def _grouped_fp32(
@@ -115,8 +140,6 @@ class CpuKernels(KernelSet):
     ) -> Tensor:
         """x fp32 [R, K], rows sorted by expert -> fp32 [R, N]."""
         out = functional.grouped_mm(x, operand.wide.transpose(1, 2), offs=groups.ends)
-        if operand.alpha is not None:
-            out.mul_(operand.alpha[groups.experts])
         if row_scale is not None:
             out.mul_(row_scale.unsqueeze(-1))
         return out
