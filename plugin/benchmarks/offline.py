@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 REPO = Path(__file__).resolve().parents[2]
 PROFILE = REPO / "docker" / "profiles" / "miniature-cpu.yaml"
 CHECKPOINT = REPO / "models" / "miniature" / "checkpoint"
+# As in the profile's .env: OpenMP reads it when torch is imported, so it is set before that.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 SERVER_ONLY = {"reasoning_parser", "reasoning_parser_plugin"}
