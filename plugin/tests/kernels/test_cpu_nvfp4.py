@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay_kernels import reference
-from assay_kernels.kernels.cpu.nvfp4 import CpuKernels, CpuOperand
+from assay_kernels.kernels.cpu.nvfp4 import Arithmetic, CpuKernels, HalfMatrix, PlainOperand
 from assay_kernels.kernels.interface import Groups, PackedWeight
 from assay_kernels.numerics import (
     NVFP4,
@@ -54,19 +54,23 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
 
 
 @pytest.mark.parametrize("m", ROWS)
-@pytest.mark.parametrize("bf16_multiplies", [True, False])
-def test_dense_keeps_each_partitions_scale(
-    generator: torch.Generator, m: int, bf16_multiplies: bool
-) -> None:
+def test_dense_keeps_each_partitions_scale(generator: torch.Generator, m: int) -> None:
     weight = fused(generator, [256, 512], 256, [0.02, 0.5])
     kernels = CpuKernels("w4a16")
-    operand = dataclasses.replace(kernels.prepare(weight), bf16_exact=bf16_multiplies)
     x = activation(generator, m, 256)
-    out = kernels.dense(x, operand)
-    assert torch.backends.mkldnn.matmul.fp32_precision == "none", "left switched on"
+    out = kernels.dense(x, kernels.prepare(weight))
     expected = reference.dense(x, weight.codes, weight.block_scale, weight.alpha)
     verdict = judge_bf16(out, expected, [256, 512])
     assert verdict.passed, verdict
+
+
+def test_fp16_weights_hold_every_code_times_every_block_scale() -> None:
+    codes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    scales = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    products = torch.outer(scales, torch.cat([codes, -codes]))
+    identity = torch.eye(products.shape[1])
+    held = HalfMatrix(products.float())(identity)
+    assert torch.equal(held.T.double(), products)
 
 
 @pytest.mark.parametrize("taken", ["the other's", "the largest"])
@@ -191,12 +195,22 @@ def test_no_local_expert_gives_zeros(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("m", ROWS)
-def test_wo_a_projects_each_group_with_its_own_weight(generator: torch.Generator, m: int) -> None:
+@pytest.mark.parametrize("arithmetic", ["w4a16", "reference"])
+def test_wo_a_projects_each_group_with_its_own_weight(
+    generator: torch.Generator, m: int, arithmetic: Arithmetic
+) -> None:
     groups, rank, k = 8, 128, 512
     weight = fused(generator, [groups * rank], k, [0.05])
     x = activation(generator, m, groups, k)
-    kernels = CpuKernels("w4a16")
-    out = kernels.wo_a(x, kernels.prepare(weight), groups)
+    kernels = CpuKernels(arithmetic)
+    stack = PackedWeight(
+        *(
+            rows.unflatten(0, (groups, rank))
+            for rows in (weight.codes, weight.block_scale, weight.alpha)
+        ),
+        input_scale=None,
+    )
+    out = kernels.wo_a(x, kernels.prepare(stack))
     expected = reference.wo_a(x, weight.codes, weight.block_scale, weight.alpha)
     verdict = judge_bf16(out.flatten(1), expected.flatten(1), [rank] * groups)
     assert verdict.passed, verdict
@@ -244,5 +258,5 @@ def test_reference_mode_dequantises_whole_weights(generator: torch.Generator) ->
     operand = kernels.prepare(
         PackedWeight(weight.codes, weight.block_scale, weight.global_scale.expand(128), None)
     )
-    assert isinstance(operand, CpuOperand)
+    assert isinstance(operand, PlainOperand)
     assert torch.equal(operand.wide, dequantize(weight))

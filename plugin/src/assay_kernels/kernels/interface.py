@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """NVFP4 weights as a checkpoint stores them, of one matrix or of a stack of experts."""
+    """NVFP4 weights as a checkpoint stores them: one matrix, or a stack of experts or groups."""
 
     codes: Tensor  # uint8 [..., N, K/2], low nibble is the even k
     block_scale: Tensor  # float8_e4m3fn [..., N, K/16]
@@ -63,8 +63,8 @@ class KernelSet(ABC):
         """Routed L2: h [R, I] by expert, router weights, sum over top-k -> [M, H] bf16."""
 
     @abstractmethod
-    def wo_a(self, x: Tensor, operand: Any, groups: int) -> Tensor:
-        """Batched over output groups: x [M, G, K] times W [G * R, K] by group -> [M, G, R]."""
+    def wo_a(self, x: Tensor, operand: Any) -> Tensor:
+        """Batched over output groups: x [M, G, K], each group times its W^T [K, R] -> [M, G, R]."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,14 @@ def _free(module: nn.Module, *parameters: str) -> None:
         setattr(module, parameter, nn.Parameter(torch.empty(0), requires_grad=False))
 
 
+def _by_output_group(layer: Any, rows: Tensor) -> Tensor:
+    """[G * R, ...] -> [G, R, ...] for ``wo_a``, which vLLM marks as a batch of matrices."""
+    if not getattr(layer, "is_bmm", False):
+        return rows
+    groups: int = layer.bmm_batch_size
+    return rows.view(groups, -1, *rows.shape[1:])
+
+
 class AssayLinearMethod(LinearMethodBase):
     """What NVFP4 and plain linear layers share: the operand and the call of the kernel."""
 
@@ -136,9 +144,9 @@ class NvFp4LinearMethod(AssayLinearMethod):
         _check_codes(self.name, "weight", layer.weight.data.split(layer.logical_widths))
         alpha = per_channel(list(layer.weight_scale_2), layer.logical_widths)
         packed = PackedWeight(
-            layer.weight.data,
-            layer.weight_scale.data,
-            alpha,
+            _by_output_group(layer, layer.weight.data),
+            _by_output_group(layer, layer.weight_scale.data),
+            _by_output_group(layer, alpha),
             _static_input_scale(layer.input_scale.data),
         )
         layer.operand = self.kernels.prepare(packed)
@@ -179,7 +187,7 @@ class PlainLinearMethod(AssayLinearMethod):
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace the parameter by the kernel's operand."""
         _check_numbers(self.name, layer, "weight")
-        layer.operand = self.kernels.prepare_plain(layer.weight.data)
+        layer.operand = self.kernels.prepare_plain(_by_output_group(layer, layer.weight.data))
         _free(layer, "weight")
 
 

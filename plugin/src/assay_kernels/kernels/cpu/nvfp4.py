@@ -6,16 +6,16 @@
 - ``reference``: weights dequantised to fp32 with their global scale, nothing clever.
 
 A CPU gains nothing from decoding the codes at every call, so operands are decoded once, after
-loading. That costs memory (4 bytes a weight), which the miniature has; nobody serves the full model
-from a CPU.
+loading, to fp16: code times block scale has at most 6 significant bits and lies in 2^-10 .. 2688,
+so fp16 holds it exactly. Its products (FBGEMM's) multiply and sum in fp32 and give fp32, the one
+product of 2-byte weights in torch that does: a bf16 result would be rounded before alpha and again
+after it. Nobody serves the full model from a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,45 +27,38 @@ from assay_kernels.numerics import decode_fp32, quantize_activation
 
 Arithmetic = Literal["w4a16", "w4a4", "reference"]
 
-# Up to this many rows an fp32 product is faster than a bf16 one: it needs no repacking.
-_FEW_ROWS = 4
+
+class HalfMatrix:
+    """fp16 weights [N, K] that multiply fp32 inputs [M, K] into fp32 [M, N]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """Pack fp32 [N, K], every value of which fp16 must hold exactly."""
+        self._packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return out
 
 
 @dataclass(frozen=True)
-class CpuOperand:
-    """Weights decoded for a CPU."""
+class Nvfp4Operand:
+    """Weights that were NVFP4: one matrix, or a stack of experts or output groups."""
 
-    wide: Tensor  # fp32 [..., N, K]
-    narrow: Tensor | None  # bf16 [N, K], of plain weights where the CPU multiplies bf16 natively
-    alpha: Tensor | None  # fp32 [..., N]; None: the weights already hold their scale
+    matrices: tuple[HalfMatrix, ...]  # of code times block scale
+    alpha: Tensor  # fp32 [len(matrices), N], the static input scale in it
     input_scale: Tensor | None  # fp32 []: static scale of the activation, W4A4 only
     quantize_input: bool
-    bf16_exact: bool  # every weight is a bf16 value
 
 
-@contextmanager
-def _bf16_multiplies() -> Iterator[None]:
-    """Let oneDNN multiply fp32 matrices by its bf16 instructions, where the CPU has them.
+@dataclass(frozen=True)
+class PlainOperand:
+    """Weights whose scale, if there was one, is in them."""
 
-    Sums stay fp32. Operands that are bf16 values lose nothing by it, and this is the only bf16
-    product with an fp32 result that torch has on CPUs; a bf16 result would be rounded before alpha
-    and again after it.
-    """
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+    wide: Tensor  # fp32 [..., N, K]
+    narrow: Tensor | None  # bf16 [N, K], where the CPU multiplies bf16 natively
 
 
-def _product(x: Tensor, operand: CpuOperand) -> Tensor:
-    """x [M, K] of bf16 values times the decoded weights, summed and returned in fp32 [M, N]."""
-    if operand.bf16_exact and x.shape[0] > _FEW_ROWS:
-        with _bf16_multiplies():
-            return functional.linear(x.float(), operand.wide)
-    return functional.linear(x.float(), operand.wide)
+CpuOperand = Nvfp4Operand | PlainOperand
 
 
 class CpuKernels(KernelSet):
@@ -77,56 +70,53 @@ class CpuKernels(KernelSet):
         self._native_bf16 = torch.cpu._is_avx512_bf16_supported()
 
     def prepare(self, weight: PackedWeight) -> CpuOperand:
-        """Decode codes [..., N, K/2] to fp32 [..., N, K]: exactly, and every value fits bf16.
-
-        A stack of experts takes alpha into its fp32 weights: one row of alpha per routed row would
-        cost more than the products of so few rows.
-        """
-        wide = decode_fp32(weight.codes, weight.block_scale)
+        """Decode codes [..., N, K/2], exactly."""
+        values = decode_fp32(weight.codes, weight.block_scale)
         if self.arithmetic == "reference":
-            return CpuOperand(
-                wide.mul_(weight.alpha.unsqueeze(-1)), None, None, None, False, bf16_exact=False
-            )
+            return PlainOperand(values.mul_(weight.alpha.unsqueeze(-1)), None)
         quantize_input = self.arithmetic == "w4a4"
-        alpha = weight.alpha
         input_scale = weight.input_scale if quantize_input else None
-        if input_scale is not None:
-            alpha = alpha * input_scale
-        if wide.dim() == 3:
-            wide = wide.mul_(alpha.unsqueeze(-1))
-            return CpuOperand(wide, None, None, input_scale, quantize_input, bf16_exact=False)
-        return CpuOperand(wide, None, alpha, input_scale, quantize_input, bf16_exact=True)
+        alpha = weight.alpha if input_scale is None else weight.alpha * input_scale
+        stack = values.view(-1, *values.shape[-2:])
+        return Nvfp4Operand(
+            tuple(HalfMatrix(matrix) for matrix in stack),
+            alpha.reshape(len(stack), -1).contiguous(),
+            input_scale,
+            quantize_input,
+        )
 
     def prepare_plain(self, weight: Tensor) -> CpuOperand:
         """Weights that were never NVFP4, bf16 [..., N, K]."""
         narrow = weight if self._native_bf16 and weight.dim() == 2 else None
-        return CpuOperand(
-            weight.float(), narrow, None, None, quantize_input=False, bf16_exact=weight.dim() == 2
-        )
+        return PlainOperand(weight.float(), narrow)
 
     def _quantized(self, x: Tensor, operand: CpuOperand) -> tuple[Tensor, Tensor | None]:
         """The activation as its codes say, without static scale, and its row scales if any."""
-        if not operand.quantize_input:
-            return x, None
+        if isinstance(operand, PlainOperand) or not operand.quantize_input:
+            return x.float(), None
         q = quantize_activation(x, operand.input_scale)
         return decode_fp32(q.codes, q.block_scale), q.row_scale
 
     def _dense(self, x: Tensor, operand: CpuOperand, out_dtype: torch.dtype) -> Tensor:
         """The product and its epilogue, rounded once, to `out_dtype`."""
         values, row_scale = self._quantized(x, operand)
-        out = _product(values, operand)
+        if isinstance(operand, PlainOperand):
+            return functional.linear(values, operand.wide).to(out_dtype)
+        (matrix,) = operand.matrices
+        out = matrix(values)
         if row_scale is not None:
             out.mul_(row_scale.unsqueeze(-1))
-        if operand.alpha is None:
-            return out.to(out_dtype)
-        return torch.mul(out, operand.alpha, out=torch.empty_like(out, dtype=out_dtype))
+        return torch.mul(out, operand.alpha[0], out=torch.empty_like(out, dtype=out_dtype))
 
     def dense(
         self, x: Tensor, operand: CpuOperand, out_dtype: torch.dtype = torch.bfloat16
     ) -> Tensor:
         """x [M, K] bf16 -> [M, N]."""
-        no_epilogue = operand.alpha is None and out_dtype == x.dtype
-        if no_epilogue and operand.narrow is not None and x.shape[0] > _FEW_ROWS:
+        if (
+            isinstance(operand, PlainOperand)
+            and operand.narrow is not None
+            and out_dtype == x.dtype == torch.bfloat16
+        ):
             return functional.linear(x, operand.narrow)
         return self._dense(x, operand, out_dtype)
 
@@ -139,7 +129,15 @@ class CpuKernels(KernelSet):
         self, x: Tensor, row_scale: Tensor | None, operand: CpuOperand, groups: Groups
     ) -> Tensor:
         """x fp32 [R, K], rows sorted by expert -> fp32 [R, N]."""
-        out = functional.grouped_mm(x, operand.wide.transpose(1, 2), offs=groups.ends)
+        if isinstance(operand, PlainOperand):
+            return functional.grouped_mm(x, operand.wide.transpose(1, 2), offs=groups.ends)
+        out = x.new_empty(len(x), operand.alpha.shape[-1])
+        begin = 0
+        for expert, end in enumerate(groups.ends.tolist()):
+            if end > begin:
+                rows = operand.matrices[expert](x[begin:end])
+                torch.mul(rows, operand.alpha[expert], out=out[begin:end])
+            begin = end
         if row_scale is not None:
             out.mul_(row_scale.unsqueeze(-1))
         return out
@@ -147,27 +145,28 @@ class CpuKernels(KernelSet):
     def grouped_l1(self, x: Tensor, operand: CpuOperand, groups: Groups, limit: float) -> Tensor:
         """x [M, H] bf16 -> [R, I] bf16. An input is quantised once a token, then gathered."""
         values, row_scale = self._quantized(x, operand)
-        rows = values.float()[groups.tokens]
         if row_scale is not None:
             row_scale = row_scale[groups.tokens]
+        rows = values[groups.tokens]
         gate, up = self._grouped_fp32(rows, row_scale, operand, groups).chunk(2, dim=-1)
         return reference.swiglu(gate, up, limit).to(torch.bfloat16)
 
     def grouped_l2(self, h: Tensor, operand: CpuOperand, groups: Groups) -> Tensor:
         """h [R, I] bf16 -> [M, H] bf16: weighted by the router, summed over top-k in fp32."""
         values, row_scale = self._quantized(h, operand)
-        out = self._grouped_fp32(values.float(), row_scale, operand, groups)
+        out = self._grouped_fp32(values, row_scale, operand, groups)
         out.mul_(groups.weights.unsqueeze(-1))
         total = out.new_zeros(groups.num_tokens, out.shape[-1])
         return total.index_add_(0, groups.tokens, out).to(torch.bfloat16)
 
-    def wo_a(self, x: Tensor, operand: CpuOperand, groups: int) -> Tensor:
+    def wo_a(self, x: Tensor, operand: CpuOperand) -> Tensor:
         """x [M, G, K] -> [M, G, R] bf16, each group with its own [R, K] weight."""
         values, row_scale = self._quantized(x, operand)
-        weight = operand.wide.view(groups, -1, operand.wide.shape[-1])
-        out = torch.bmm(values.float().transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
-        if operand.alpha is not None:
-            out = out * operand.alpha.view(groups, -1)
+        if isinstance(operand, PlainOperand):
+            out = torch.bmm(values.transpose(0, 1), operand.wide.transpose(1, 2)).transpose(0, 1)
+            return out.to(torch.bfloat16)
+        parts = zip(values.unbind(1), operand.matrices, strict=True)
+        out = torch.stack([matrix(part) for part, matrix in parts], dim=1)
         if row_scale is not None:
-            out = out * row_scale.unsqueeze(-1)
-        return out.to(torch.bfloat16)
+            out.mul_(row_scale.unsqueeze(-1))
+        return torch.mul(out, operand.alpha, out=torch.empty_like(out, dtype=torch.bfloat16))

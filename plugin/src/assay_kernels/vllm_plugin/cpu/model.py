@@ -72,7 +72,7 @@ class AssayCPUAttention(DeepseekV4CPUAttention):
         )
         grouped = rotated.reshape(num_tokens, self.n_local_groups, -1).to(torch.bfloat16)
         kernels = self.wo_a.quant_method.kernels
-        z = kernels.wo_a(grouped, self.wo_a.operand, self.n_local_groups)
+        z = kernels.wo_a(grouped, self.wo_a.operand)
         out: Tensor = self.wo_b(z.flatten(1))
         return out
 
