@@ -63,6 +63,10 @@ bench-checkpoint: env ## audit and convert beside cat and cp of the same bytes (
 battery: env ## ask a server that `make serve` started the miniature's battery of questions
 	@$(BIN)/python models/miniature/battery.py run --url http://$(HOST):$(PORT) $(ARGS)
 
+.PHONY: battery-dialects
+battery-dialects: env ## serve the miniature as bf16 and in dialects A, B and C, and ask each the battery
+	@$(BIN)/python models/miniature/battery_by_dialect.py $(ARGS)
+
 .PHONY: env
 env: ## .venv from the pinned, hashed locks; returns at once when it is up to date (WHEELHOUSE=, PYTHON=)
 	@command -v "$(PYTHON)" >/dev/null || { echo "env: $(PYTHON) was not found; on Debian 12: sudo apt-get install python3.11 python3.11-venv; elsewhere: make PYTHON=/path/to/python3.11" >&2; exit 1; }

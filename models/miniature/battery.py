@@ -143,36 +143,50 @@ def _post(url: str, body: dict[str, Any], key: str, timeout: float) -> dict[str,
     return result
 
 
+def served_model(url: str, key: str = "") -> str:
+    """The name of the first model that a server offers."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return str(json.load(reply)["data"][0]["id"])
+
+
+def ask_all(
+    items: list[Item],
+    url: str,
+    *,
+    model: str | None = None,
+    key: str = "",
+    timeout: float = 300,
+    concurrency: int = 16,
+) -> list[tuple[Item, bool, str]]:
+    """(item, right, what was answered) for every item."""
+    model = model or served_model(url, key)
+
+    def ask(item: Item) -> tuple[Item, bool, str]:
+        reply = _post(f"{url}/v1/chat/completions", request_body(item, model), key, timeout)
+        message = reply["choices"][0]["message"]
+        content, calls = message.get("content") or "", message.get("tool_calls")
+        return item, is_right(item, content, calls), content or str(calls)
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(ask, items))
+
+
 def run(args: argparse.Namespace) -> int:
     """Ask everything, print the table; the exit code."""
     items = [i for i in load(args.battery) if (i["check"] == "story") == args.story]
     items = [i for i in items if args.only in (None, i["category"])]
+    start = time.monotonic()
     try:
-        if not args.model:
-            headers = {"Authorization": f"Bearer {args.key}"} if args.key else {}
-            with urllib.request.urlopen(
-                urllib.request.Request(f"{args.url}/v1/models", headers=headers), timeout=30
-            ) as r:
-                args.model = json.load(r)["data"][0]["id"]
-
-        def ask(item: Item) -> tuple[Item, bool, str]:
-            reply = _post(
-                f"{args.url}/v1/chat/completions",
-                request_body(item, args.model),
-                args.key,
-                args.timeout,
-            )
-            message = reply["choices"][0]["message"]
-            content = message.get("content") or ""
-            return (
-                item,
-                is_right(item, content, message.get("tool_calls")),
-                content or str(message.get("tool_calls")),
-            )
-
-        start = time.monotonic()
-        with ThreadPoolExecutor(args.concurrency) as pool:
-            answers = list(pool.map(ask, items))
+        answers = ask_all(
+            items,
+            args.url,
+            model=args.model,
+            key=args.key,
+            timeout=args.timeout,
+            concurrency=args.concurrency,
+        )
     except (urllib.error.URLError, OSError, KeyError, ValueError) as error:
         print(f"battery: could not run against {args.url}: {error}", file=sys.stderr)
         return 2
