@@ -1,9 +1,11 @@
 """The launcher from a person's point of view, with a fake in vLLM's place."""
 
 import os
+import shutil
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from assay_kernels.launcher import host
 
 from .conftest import Launches
 from .drive import FAKE
+
+MINIATURE = Path(__file__).parents[3] / "models" / "miniature" / "checkpoint"
 
 
 def test_the_first_answer_is_printed_with_the_url_and_a_curl_line(launch: Launches) -> None:
@@ -133,6 +137,34 @@ def test_a_way_past_the_door_is_one_line_and_exit_code_2(
     assert run.ends() == 2
     assert named in run.text
     assert run.text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("ASSAY_ARITHMETIC", "w4a8", "must be one of w4a16, w4a4, reference"),
+        ("ASSAY_CPU_OPS", "fast", "must be one of auto, torch, native"),
+    ],
+)
+def test_a_misspelt_switch_is_refused_before_anything_starts(
+    launch: Launches, name: str, value: str, rule: str
+) -> None:
+    run = launch(**{name: value})
+    assert run.ends() == 2
+    assert f"{name}='{value}': {rule}" in run.text
+    assert not (launch.folder / ".assay").exists()
+
+
+def test_a_truncated_shard_is_refused_before_anything_starts(launch: Launches) -> None:
+    shutil.rmtree(launch.model)
+    shutil.copytree(MINIATURE, launch.model)
+    shard = sorted(launch.model.glob("*.safetensors"))[0]
+    os.truncate(shard, shard.stat().st_size - 1)
+    run = launch()
+    assert run.ends() == 2
+    assert shard.name in run.text
+    assert run.text.count("\n") == 1
+    assert not (launch.folder / ".assay").exists()
 
 
 def completion(*log_probabilities: str, content: str = "!!!!") -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from assay_kernels import settings
 from assay_kernels.checkpoint import CheckpointError, Precision
-from assay_kernels.vllm_plugin import layers, loading, modules, settings
+from assay_kernels.vllm_plugin import layers, loading, modules
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
 
 V4 = SimpleNamespace(model_type="deepseek_v4")

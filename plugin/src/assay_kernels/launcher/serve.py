@@ -23,6 +23,7 @@ import yaml
 
 from assay_kernels import __version__
 from assay_kernels.launcher import arguments, client, host, logfile, processes, procfs
+from assay_kernels.settings import arithmetic, cpu_operators
 from assay_kernels.vllm_plugin import proof
 
 BEHIND_THE_DOOR = "/v1/models"
@@ -128,6 +129,35 @@ def check(settings: Settings) -> None:
         raise LaunchError(f"--port {settings.port}: must be between 1 and 65535", 2)
     if (obstacle := host.port_obstacle(settings.host, settings.port)) is not None:
         raise LaunchError(obstacle, 2)
+    try:
+        arithmetic(variables(settings))
+        cpu_operators(variables(settings))
+    except ValueError as error:
+        raise LaunchError(str(error), 2) from error
+    if settings.require and model_type(folder) == "deepseek_v4":
+        check_headers(folder)
+
+
+def model_type(folder: Path) -> object:
+    """As config.json says it; None where there is none to read."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None
+
+
+def check_headers(folder: Path) -> None:
+    """Read the checkpoint's headers as every vLLM process will: a second here, not a minute there.
+
+    `assay-kernels audit` finds more; this is what the plugin would refuse to load.
+    """
+    from assay_kernels.checkpoint import CheckpointError, open_checkpoint
+
+    try:
+        open_checkpoint(folder)
+    except CheckpointError as error:
+        raise LaunchError(str(error), 2) from error
 
 
 def is_quantised(model: str) -> bool:
@@ -475,7 +505,7 @@ def make_afresh(run_dir: Path) -> None:
 
 def announce(settings: Settings) -> None:
     print(f"assay {__version__}: {settings.model}, profile {settings.profile}, log {settings.log}")
-    operators = os.environ.get("ASSAY_CPU_OPS", "auto")
+    operators = cpu_operators(variables(settings))
     print(f"cpu: {host.Cpu.here().describe(operators)}")
     if (binding := thread_binding(settings)) is not None:
         print(f"cpu: more workers than NUMA nodes, so VLLM_CPU_OMP_THREADS_BIND={binding}")

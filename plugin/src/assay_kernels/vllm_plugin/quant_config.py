@@ -94,7 +94,7 @@ class AssayConfig(QuantizationConfig):
         """The kernel set of this process, made on first use."""
         if self._kernels is None:
             from assay_kernels.kernels.cpu.nvfp4 import CpuKernels
-            from assay_kernels.vllm_plugin.settings import arithmetic
+            from assay_kernels.settings import arithmetic
 
             self._kernels = CpuKernels(arithmetic())
         return self._kernels

@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +28,10 @@ import torch
 from torch import Tensor
 
 from assay_kernels.kernels.cpu import v4_ops
+from assay_kernels.settings import CPU_OPERATORS_VARIABLE, cpu_operators
 
 logger = logging.getLogger("vllm.assay.standins")
 
-SWITCH = "ASSAY_CPU_OPS"
 MODEL_MODULE = "vllm.models.deepseek_v4.cpu.model"
 Origin = Literal["native", "torch"]
 
@@ -149,9 +148,7 @@ def install() -> StandinReport:
 
 
 def _install() -> StandinReport:
-    choice = os.environ.get(SWITCH, "auto")
-    if choice not in ("auto", "torch", "native"):
-        raise ValueError(f"{SWITCH}={choice!r}: must be auto, torch or native")
+    choice = cpu_operators()
     from vllm.platforms import current_platform
 
     # Before our definitions: the library defines its operators when it is loaded, and may not find
@@ -163,7 +160,7 @@ def _install() -> StandinReport:
         reason = "no AMX tiles" if use_torch else "AMX tiles"
     else:
         use_torch = choice == "torch"
-        reason = f"{SWITCH}={choice}"
+        reason = f"{CPU_OPERATORS_VARIABLE}={choice}"
     operators = _register_operators(use_torch)
     if not has_tiles:
         _allow_chunked_prefill(type(current_platform))
@@ -185,7 +182,7 @@ def _register_operators(use_torch: bool) -> dict[str, Origin]:
             origins[name] = "native"
             continue
         if not use_torch and not present:
-            raise MissingHookError(f"the operator _C::{name} ({SWITCH}=native)")
+            raise MissingHookError(f"the operator _C::{name} ({CPU_OPERATORS_VARIABLE}=native)")
         function = _packing(getattr(v4_ops, name)) if name in _PACKING else getattr(v4_ops, name)
         if not present:
             library.define(name + schema)

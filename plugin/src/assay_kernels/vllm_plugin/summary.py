@@ -9,9 +9,9 @@ from torch import nn
 from vllm.logger import init_logger
 
 from assay_kernels.checkpoint import Checkpoint, Precision
+from assay_kernels.settings import arithmetic
 from assay_kernels.vllm_plugin import modules, proof, standins
 from assay_kernels.vllm_plugin.layers import AssayExpertsMethod, AssayLinearMethod
-from assay_kernels.vllm_plugin.settings import arithmetic
 
 logger = init_logger("vllm.assay")
 

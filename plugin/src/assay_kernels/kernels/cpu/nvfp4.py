@@ -15,7 +15,7 @@ after it. Nobody serves the full model from a CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from torch.nn import functional
 from assay_kernels import reference
 from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
 from assay_kernels.numerics import decode_fp32, quantize_activation
-
-Arithmetic = Literal["w4a16", "w4a4", "reference"]
+from assay_kernels.settings import Arithmetic
 
 
 class HalfMatrix:

@@ -23,10 +23,10 @@ from vllm.models.deepseek_v4.compressor import DeepseekCompressor
 from vllm.models.deepseek_v4.cpu import model as stock
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 
+from assay_kernels.settings import arithmetic
 from assay_kernels.vllm_plugin.layers import require_limit
 from assay_kernels.vllm_plugin.loading import share_input_scales, vllm_weights
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
-from assay_kernels.vllm_plugin.settings import arithmetic
 from assay_kernels.vllm_plugin.summary import record_loaded
 
 logger = init_logger("vllm.assay")
