@@ -39,3 +39,25 @@ def test_the_launcher_believes_the_report_only(tmp_path: Path) -> None:
     os.close(writing)
     assert server.root() == server.root() == 4711
     os.close(server.report)
+
+
+def test_vllm_is_asked_to_stop_even_when_nobody_is_left_to_ask(tmp_path: Path) -> None:
+    started, asked = tmp_path / "started", tmp_path / "asked"
+    script = f"trap 'touch {asked}; exit' TERM; touch {started}; while :; do sleep 0.1; done"
+    reading, writing = os.pipe()
+    command = ["sh", "-c", script]
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "assay_kernels.launcher.guard", str(writing), "0", *command],
+        stdin=subprocess.PIPE,
+        pass_fds=[writing],
+    )
+    while not started.exists():
+        time.sleep(0.02)
+    guard.kill()  # what the launcher's own kill would tell it, it cannot hear
+    guard.wait(30)
+    deadline = time.monotonic() + 30
+    while not asked.exists():
+        assert time.monotonic() < deadline, "nothing asked it to stop"
+        time.sleep(0.02)
+    os.close(writing)
+    os.close(reading)

@@ -6,7 +6,8 @@ REPORT is the number of an open pipe that takes one line, the pid of vLLM's firs
 input is a pipe whose other end only the launcher holds. When it closes, because the launcher asks
 for a stop or because it was killed in any way, the guard asks vLLM to stop, waits GRACE_SECONDS,
 and kills what is left. It does the same with what a crashed vLLM leaves behind. Orphans cannot
-escape: the guard adopts them. Exit code: vLLM's, 128 + n for a signal n.
+escape: the guard adopts them. Killed together with the launcher, the guard can do nothing: then the
+kernel asks vLLM to stop. Exit code: vLLM's, 128 + n for a signal n.
 """
 
 import os
@@ -25,7 +26,12 @@ AFTERMATH_SECONDS = 5.0
 class Guard:
     def __init__(self, command: list[str]) -> None:
         procfs.adopt_orphans()
-        self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=procfs.end_with_parent,  # safe: the guard has no threads
+        )
         self.exit_code: int | None = None
         self.asked_to_stop = False
 
