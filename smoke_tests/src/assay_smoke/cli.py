@@ -161,11 +161,76 @@ def _checks(_: argparse.Namespace) -> int:
     return 0
 
 
+def _add_fault_server(commands: Any) -> None:
+    command = commands.add_parser(
+        "fault-server",
+        help="serve a suite's answers, spoiled in one way: see the gate bite",
+        description="`assay-smoke faults` lists the modes, their parameters and what catches them.",
+    )
+    _suite(command)
+    command.add_argument("--mode", default="good")
+    command.add_argument("--seed", type=int, help="default: drawn anew, and printed")
+    command.add_argument(
+        "--param", action="append", default=[], metavar="NAME=VALUE", help="default: drawn"
+    )
+    command.add_argument("--host", default="127.0.0.1", help="(%(default)s)")
+    command.add_argument("--port", type=int, default=8001, help="(%(default)s); 0: any")
+    command.set_defaults(run=_fault_server)
+
+
+def _fault_server(args: argparse.Namespace) -> int:
+    import random
+
+    import yaml
+
+    from assay_smoke import suite
+    from assay_smoke.faults import modes
+    from assay_smoke.faults.server import FaultServer, Running
+
+    parameters = {}
+    for pair in args.param:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise CouldNotRunError(f"--param {pair}: must be NAME=VALUE")
+        parameters[name] = yaml.safe_load(value)
+    seed = random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
+    mode = modes.build(args.mode, parameters, seed)
+    server = FaultServer(suite.load(args.suite), mode)
+    try:
+        running = Running(server, args.host, args.port)
+    except OSError as error:
+        raise CouldNotRunError(f"cannot listen on {args.host}:{args.port}: {error}") from error
+
+    async def serve() -> None:
+        async with running as url:
+            shown = ", ".join(f"{k}={v}" for k, v in mode.params.model_dump().items())
+            print(f"{url}  mode {args.mode}, seed {seed}" + (f", {shown}" if shown else ""), flush=True)
+            await running.finished()
+
+    asyncio.run(serve())
+    return 0
+
+
+def _add_faults(commands: Any) -> None:
+    command = commands.add_parser("faults", help="list the fault server's modes and what catches each")
+    command.set_defaults(run=_faults)
+
+
+def _faults(_: argparse.Namespace) -> int:
+    from assay_smoke.faults.modes import MODES
+
+    for name, mode in MODES.items():
+        caught = ", ".join(mode.meant) or ("nothing" if name == "good" else "exit code 2")
+        fields = ", ".join(f"{k}={f.default}" for k, f in mode.Params.model_fields.items())
+        print(f"{name} ({fields}): {caught}\n    " + mode.why().replace("\n", "\n    ") + "\n")
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="assay-smoke", description=__doc__)
     top.add_argument("--version", action="version", version=f"assay-smoke {__version__}")
     commands = top.add_subparsers(required=True, parser_class=_Parser, metavar="COMMAND")
-    add: list[Callable[[Any], None]] = [_add_run, _add_record, _add_checks]
+    add: list[Callable[[Any], None]] = [_add_run, _add_record, _add_checks, _add_fault_server, _add_faults]
     for one in add:
         one(commands)
     return top

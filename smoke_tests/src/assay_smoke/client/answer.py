@@ -240,7 +240,7 @@ def read_prompt_logprobs(answer: Answer, value: Json) -> None:
         position: dict[int, float] = {}
         for key, record in object_of(answer, entry, "a prompt position").items():
             holder = object_of(answer, record, "a prompt log-probability")
-            if not key.lstrip("-").isdigit() or len(key) > 24:
+            if not key.lstrip("-").isdigit() or len(key) > 400:
                 answer.problem(f"prompt log-probability under {key[:24]!r}, which is no token id")
                 continue
             position[int(key)] = answer.logprob(holder.get("logprob"), f"prompt token {index}")
