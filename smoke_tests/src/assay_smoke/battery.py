@@ -64,6 +64,12 @@ class Report:
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
 
+    @property
+    def sample(self) -> dict[str, str] | None:
+        """One question and its answer, to show a person."""
+        found = next((r.outcome.sample for r in self.results if r.outcome.sample), None)
+        return None if found is None else {"question": found[0], "answer": found[1]}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
@@ -75,6 +81,7 @@ class Report:
             "seed": self.seed,
             "seconds": round(self.seconds, 2),
             "error": self.error or None,
+            "sample": self.sample,
             "tokens": {"prompt": self.prompt_tokens, "generated": self.generated_tokens},
             "checks": [
                 {

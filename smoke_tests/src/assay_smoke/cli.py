@@ -226,11 +226,46 @@ def _faults(_: argparse.Namespace) -> int:
     return 0
 
 
+def _add_detection(commands: Any) -> None:
+    command = commands.add_parser(
+        "detection", help="run the battery on every fault, drawn anew; print how often it is caught"
+    )
+    _suite(command)
+    command.add_argument("--draws", type=int, default=20, help="of each fault (%(default)s)")
+    command.add_argument("--good", type=int, default=100, help="of the good mode (%(default)s)")
+    command.add_argument("--mode", action="append", default=[], metavar="NAME", help="only these")
+    command.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="(%(default)s)")
+    command.add_argument("--seed", type=int, help="default: drawn anew")
+    command.add_argument("--out", type=Path, metavar="FILE", help="every run as JSON")
+    command.add_argument("--docs", type=Path, metavar="FILE", help="Markdown to put the table into")
+    command.set_defaults(run=_detection)
+
+
+def _detection(args: argparse.Namespace) -> int:
+    from assay_smoke import detection, report
+
+    rows = []
+    found = detection.run(
+        args.suite, args.draws, args.good, args.mode, max(1, args.jobs), args.seed
+    )
+    for row in found:
+        print(detection.words(row), flush=True)
+        for draw in row.draws:
+            if not draw.caught:
+                print(f"    seed {draw.seed}, {draw.params}: {draw.verdict} {draw.failed}", flush=True)
+        rows.append(row)
+    if args.out is not None:
+        report.files.write(args.out, detection.to_json(rows))
+    if args.docs is not None:
+        detection.into_document(args.docs, rows)
+    return 0 if all(row.caught == len(row.draws) for row in rows) else 1
+
+
 def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="assay-smoke", description=__doc__)
     top.add_argument("--version", action="version", version=f"assay-smoke {__version__}")
     commands = top.add_subparsers(required=True, parser_class=_Parser, metavar="COMMAND")
-    add: list[Callable[[Any], None]] = [_add_run, _add_record, _add_checks, _add_fault_server, _add_faults]
+    add: list[Callable[[Any], None]] = [_add_run, _add_record, _add_checks, _add_fault_server, _add_faults, _add_detection]
     for one in add:
         one(commands)
     return top

@@ -29,6 +29,8 @@ class Outcome:
     """The size of fault that would have been seen."""
     figures: dict[str, float] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
+    sample: tuple[str, str] | None = None
+    """One question and its answer, to show a person."""
 
     @classmethod
     def of_rate(

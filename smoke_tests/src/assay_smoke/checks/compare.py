@@ -80,8 +80,10 @@ class Comparisons:
             self.ties += 1
 
     def outcome(self, rule: RateRule, what: str, **figures: float) -> Outcome:
+        # One pair may be wrong in two ways.
+        events = min(len(self.found), self.pairs)
         return Outcome.of_rate(
-            rule, len(self.found), self.pairs, f"part by more than {self.margin:g} nats", what,
+            rule, events, self.pairs, f"part by more than {self.margin:g} nats", what,
             self.found, tokens=self.tokens, near_ties=self.ties, **figures,
         )  # fmt: skip
 

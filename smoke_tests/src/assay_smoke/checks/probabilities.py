@@ -67,11 +67,13 @@ class GreedyChoice(Check):
 
     async def run(self, lab: Lab) -> Outcome:
         found, tokens = [], 0
+        # An answer that may not end yet takes the second best where it would have ended.
+        ends = {a.tokens[-1].text for a in lab.transcript if a.tokens and a.finish_reason == "stop"}
         for answer in lab.transcript:
             if not answer.free:
                 continue
             for index, token in enumerate(answer.tokens):
-                if not token.top:
+                if not token.top or (token.top[0][0] in ends and token.text not in ends):
                     continue
                 tokens += 1
                 if token.behind > lab.suite.margin:

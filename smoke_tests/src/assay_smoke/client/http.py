@@ -250,7 +250,7 @@ class Client:
         if logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
         prompt = "\n".join(str(m.get("content") or "") for m in messages)
-        forced = {"response_format", "min_tokens", "logit_bias"} & set(more)
+        forced = {"response_format", "logit_bias"} & set(more)
         answer = Answer(
             label,
             prompt + (str(tools) if tools else ""),
@@ -294,7 +294,7 @@ class Client:
             prompt if isinstance(prompt, str) else "",
             asked_logprobs=logprobs is not None,
             asked_tokens=max_tokens,
-            free=not {"min_tokens", "logit_bias"} & set(more),
+            free="logit_bias" not in more,
         )
         await self._whole("/v1/completions", body, answer, wire.read_completion)
         return answer

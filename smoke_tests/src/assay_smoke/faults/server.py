@@ -33,7 +33,9 @@ BLOCK = 64
 """Tokens whose equality makes a prefix-cache hit."""
 CHUNK = 32
 """Tokens between two pauses of a generation, so that requests overlap as on a real server."""
-STEP_SECONDS = 0.0005
+STEP_SECONDS = 0.001
+PREFILL_SECONDS = 0.008
+"""Before the first token: requests that come together are answered together."""
 
 
 class CutOffError(Exception):
@@ -201,10 +203,11 @@ class FaultServer:
 
     async def _generate(self, wanted: Wanted, request: Request, live: Any = None) -> Reply:
         """All tokens of an answer; `live(step)` is told of each as it comes."""
-        scores = Scores((self.mode.seed, request.number), self.jitter)
+        listed = max(2, wanted.top, wanted.prompt_logprobs or 0)
+        scores = Scores((self.mode.seed, request.number), self.jitter, listed)
         self.flying += 1
         try:
-            await asyncio.sleep(STEP_SECONDS + 1e-6 * len(wanted.tokens))
+            await asyncio.sleep(PREFILL_SECONDS + 1e-6 * len(wanted.tokens))
             prefilled = self._prefill(wanted, request, scores)
             context = list(wanted.tokens[-4:])
             steps: list[Step] = []
@@ -217,10 +220,10 @@ class FaultServer:
                 if pause or index % CHUNK == CHUNK - 1:
                     await asyncio.sleep(pause or STEP_SECONDS)
                 self.counts["vllm:iteration_tokens_total_count"] += 1
-                step = self.mode.step(request, index, scores.step(planned, context, index))
-                steps.append(step)
+                meant = scores.step(planned, context, index)
                 # The model goes on from what it meant to say: one bad token does not derail it.
-                context = [*context[-3:], planned]
+                context = [*context[-3:], meant.token]
+                steps.append(self.mode.step(request, index, meant))
                 if planned == EOS:
                     finish = "stop"
                     break
