@@ -103,7 +103,9 @@ def test_lifespan_events_always_pass(door: ClosedDoor) -> None:
     assert through(door, kind="lifespan") == [{"type": "lifespan.reached"}]
 
 
-def with_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[ClosedDoor, Path]:
+def with_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> tuple[ClosedDoor, Path]:
     """An open door that asks for keys."""
     monkeypatch.setenv("ASSAY_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("ASSAY_BYPASS_KEY", "secret")

@@ -140,7 +140,8 @@ def test_a_way_past_the_door_is_one_line_and_exit_code_2(
 def completion(*log_probabilities: str, content: str = "!!!!") -> str:
     tokens = ", ".join(f'{{"token": "!", "logprob": {value}}}' for value in log_probabilities)
     return (
-        f'{{"choices": [{{"finish_reason": "stop", "message": {{"content": "{content}", "reasoning": "Hm."}},'
+        f'{{"choices": [{{"finish_reason": "stop",'
+        f' "message": {{"content": "{content}", "reasoning": "Hm."}},'
         f' "logprobs": {{"content": [{tokens}]}}}}]}}'
     )
 
