@@ -165,7 +165,7 @@ class Plan:
 
 
 def story(seed: str) -> Iterator[str]:
-    """Chapters that never repeat for as long as anybody reads: the lists' lengths share no factor."""
+    """Chapters that do not repeat while anybody reads: the lists' lengths share no factor."""
     start = zlib.crc32(seed.encode())
     hero = HEROES[start % len(HEROES)]
     for n in range(1, 10**6):
