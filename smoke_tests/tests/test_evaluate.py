@@ -126,7 +126,7 @@ def test_a_poor_score_fails_and_a_near_one_is_undecided(
         (["--eval", "gsm8k=/nowhere/x"], problems(9), "/nowhere/x"),
         (["--eval", "gsm8k={data}"], problems(8), "nothing is left to ask"),
         (["--eval", "gsm8k={data}"], problems(3), "8 examples are needed"),
-        (["--eval", "gsm8k={data}"], [*problems(8), {"question": "x", "answer": "5"}], "#### NUMBER"),
+        (["--eval", "gsm8k={data}"], [*problems(8), {"question": "x", "answer": "5"}], "#### NUM"),
         (["--eval", "gsm8k={data}", "--at-least", "2"], problems(9), "--at-least"),
         (["--eval", "gsm8k={data}", "--eval-limit", "0"], problems(9), "--eval-limit"),
     ],

@@ -27,7 +27,8 @@ class Watching:
         self.log = folder / "watch.log"
         command = [
             sys.executable, "-m", "assay_smoke", "watch", "--url", url, "--door", str(self.run_dir),
-            "--listen", "127.0.0.1:0", "--interval", "0.3", "--retry", "0.2", "--stalled-after", "5",
+            "--listen", "127.0.0.1:0", "--interval", "0.3", "--retry", "0.2",
+            "--stalled-after", "5",
             "--tokens-per-hour", "1000000", *arguments,
         ]  # fmt: skip
         with self.log.open("wb") as log:

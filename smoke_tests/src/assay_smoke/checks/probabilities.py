@@ -279,7 +279,7 @@ class ReferenceKl(Check):
         max_mean: Positive
         max_p99: Positive
         max_window: Positive
-        """Mean over the worst `window` positions in a row: a fault that needs length shows there."""
+        """Mean over the worst `window` positions in a row, where a fault of length shows."""
         window: Count = 256
         min_top1: Share
         """Share of positions, those with a gap above the suite's margin, that keep their top-1."""

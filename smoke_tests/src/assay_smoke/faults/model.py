@@ -318,7 +318,7 @@ def _answer(question: Question, thinking: bool) -> Plan:
 class Scores:
     """Log-probabilities of one request: those of the model, with the noise of a batch."""
 
-    def __init__(self, seed: Any, jitter: float = 0.005, listed: int = 8) -> None:
+    def __init__(self, seed: Any, jitter: float = 0.001, listed: int = 8) -> None:
         self.seed = zlib.crc32(repr(seed).encode())
         self.jitter = jitter
         self.listed = listed
