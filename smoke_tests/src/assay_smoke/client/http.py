@@ -20,7 +20,7 @@ from assay_smoke.client.sse import SseParser
 from assay_smoke.errors import CouldNotRunError, RefusedError, UnavailableError
 from assay_smoke.text import excerpt
 
-MAX_BODY = 256 * 2**20
+MAX_BODY = 64 * 2**20
 """Bytes of one answer that are read before it is given up."""
 MAX_CONNECTIONS = 256
 
@@ -185,7 +185,8 @@ class Client:
                 f"{self.url}/v1/models lists no model: not an OpenAI-compatible server?"
             ) from error
         if name not in known:
-            raise CouldNotRunError(f"{self.url} serves {', '.join(known)}, not {name}")
+            served = excerpt(", ".join(known), 200)
+            raise CouldNotRunError(f"{self.url} serves {served}, not {name}")
         self.model = name
         length = known[name].get("max_model_len")
         self.max_model_len = length if isinstance(length, int) and length > 0 else None
