@@ -84,7 +84,7 @@ def do_run(options: argparse.Namespace) -> int:
     settings = Settings.of(
         options.url,
         options.workload,
-        options.scale,
+        options.scale or None,
         model=options.model,
         token_ids=options.token_ids,
         raw=options.raw,
@@ -181,6 +181,7 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
 
     add_address(parser)
     parser.add_argument("--upstream", required=True, help="the server behind, http://host:port")
+    parser.add_argument("--load-upstream", default="", help="another one for load tests' requests")
     parser.add_argument("--slow", type=float, default=1.0, help="factor on every wait")
     parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream half-way")
     parser.add_argument("--restart-after", type=int, default=0, help="restart after n completions")
@@ -193,7 +194,8 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
         from assay_load.paced import proxy
 
         fields: Any = {k: getattr(options, k) for k in Faults.__dataclass_fields__}
-        return proxy.main(Faults(**fields), options.upstream, options.host, options.port)
+        address = options.host, options.port
+        return proxy.main(Faults(**fields), options.upstream, options.load_upstream, *address)
 
     parser.set_defaults(do=do)
 

@@ -49,6 +49,7 @@ class Driver:
         self._deadline: float | None = None
         self._clients: list[Client] = []
         self._tally = Tally()
+        self._ended_chunks = 0
         self._in_flight = 0
         self._exhausted = False
         self.start_lag = 0.0
@@ -138,6 +139,7 @@ class Driver:
                 except gevent.GreenletExit:
                     self._tally.interrupted(stage, name)
                     raise
+                self._ended_chunks += len(outcome.answer.arrivals)
                 self._tally.record(outcome, stage, name, self._workload.slo, self._wall)
                 self._raw.write(session, turn, stage, outcome)
                 self._observer(name, outcome)
@@ -170,6 +172,12 @@ class Driver:
     @property
     def in_flight(self) -> int:
         return self._in_flight
+
+    @property
+    def chunks(self) -> int:
+        """Chunks with text so far, those of answers that have not ended included."""
+        flying = (c.current for c in self._clients)
+        return self._ended_chunks + sum(len(a.arrivals) for a in flying if a is not None)
 
     def take_tally(self) -> Tally:
         """What was counted since the last call."""

@@ -153,6 +153,8 @@ class LoadTest:
             "finished": self.driver.finished.is_set(),
             "closed": closed,
             "in_flight": self.driver.in_flight,
+            "chunks": self.driver.chunks,
+            "clock": time.monotonic(),
             "start_lag": self.driver.start_lag,
             "cpu_share": share,
         }
@@ -165,6 +167,7 @@ class LoadTest:
             self.driver.stop_starting()
         else:
             self.driver.stage = msg.data["stage"]
+            self._report()  # the counters as the stage begins or ends
 
     # --- the commander's part ---------------------------------------------------------------------
 

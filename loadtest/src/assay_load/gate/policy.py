@@ -77,7 +77,8 @@ class Load(Strict):
 
     @property
     def key(self) -> str:
-        return self.workload if self.scale is None else f"{self.workload}@{self.scale}"
+        name = Path(self.workload).stem
+        return name if self.scale is None else f"{name}@{self.scale}"
 
 
 class Suite(Strict):

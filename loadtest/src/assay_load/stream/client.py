@@ -65,6 +65,8 @@ class Client:
         self._target = target
         self.reactor = reactor
         self._transport: Transport | None = None
+        self.current: Answer | None = None
+        """Of the request that is on its way."""
 
     def chat(self, request: PlannedRequest, due: float, timeout: float) -> Outcome:
         """Never raises for what the server does."""
@@ -73,6 +75,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         message = target.address.request("POST", COMPLETIONS, body, headers | target.headers)
         stream = ChatStream(target.model)
+        self.current = stream.answer
         sent = time.monotonic()
         error = None
         try:
@@ -80,6 +83,8 @@ class Client:
             stream.check(request.output_tokens, request.exact)
         except StreamError as problem:
             error = problem
+        finally:
+            self.current = None
         return Outcome(due, sent, time.monotonic(), stream.answer, error)
 
     def _exchange(self, message: bytes, stream: ChatStream, timeout: float) -> ChatStream:
@@ -92,6 +97,7 @@ class Client:
             if not (kept and error.kind == CLOSED and stream.http.status == 0):
                 raise
             stream = ChatStream(self._target.model)
+            self.current = stream.answer
             self._send_and_read(message, stream, timeout)
         return stream
 
