@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -46,7 +47,9 @@ def stream(events: list[Any], end: bytes = b"0\r\n\r\n") -> ChatStream:
     return made
 
 
-def kind_of(events: list[Any], asked: int = 3, exact: bool = True, end: bytes = b"0\r\n\r\n") -> str:
+def kind_of(
+    events: list[Any], asked: int = 3, exact: bool = True, end: bytes = b"0\r\n\r\n"
+) -> str:
     with pytest.raises(StreamError) as caught:
         stream(events, end).check(asked, exact)
     return caught.value.kind
@@ -77,7 +80,9 @@ def test_older_servers_reasoning_counts() -> None:
 
 def test_several_tokens_in_a_chunk_are_no_error_but_more_chunks_than_tokens_are() -> None:
     stream([chunk("length", content="abc"), usage(3), "[DONE]"]).check(3, exact=True)
-    assert kind_of([*[chunk(content="a")] * 4, chunk("length"), usage(3), "[DONE]"]) == "token_count"
+    assert (
+        kind_of([*[chunk(content="a")] * 4, chunk("length"), usage(3), "[DONE]"]) == "token_count"
+    )
 
 
 def test_token_ids_must_be_as_many_as_the_usage_says() -> None:
@@ -131,13 +136,21 @@ def test_fewer_tokens_are_right_where_the_model_may_end_itself() -> None:
 )  # fmt: skip
 def test_what_is_no_stream_is_told_apart(response: bytes, kind: str) -> None:
     made = ChatStream(MODEL)
-    with pytest.raises(StreamError) as caught:
+
+    def read() -> None:
         made.feed(response, 0.0)
         made.end_of_input()
+
+    with pytest.raises(StreamError) as caught:
+        read()
     assert caught.value.kind == kind
 
 
-@given(st.lists(st.one_of(st.binary(max_size=60), st.sampled_from([event(e) for e in GOOD])), max_size=8))
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=60), st.sampled_from([event(e) for e in GOOD])), max_size=8
+    )
+)
 def test_no_server_can_crash_it(parts: list[bytes]) -> None:
     made = ChatStream(MODEL)
     try:
@@ -152,7 +165,7 @@ def test_no_server_can_crash_it(parts: list[bytes]) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
         lambda inner: st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(["choices", "delta", "content", "usage", "error", "model", "id",
@@ -163,7 +176,5 @@ def test_no_server_can_crash_it(parts: list[bytes]) -> None:
     )
 )  # fmt: skip
 def test_any_json_is_read_or_refused(value: Any) -> None:
-    try:
+    with contextlib.suppress(StreamError):
         stream([value, *GOOD[1:]]).check(3, exact=True)
-    except StreamError:
-        pass

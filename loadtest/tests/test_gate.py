@@ -40,7 +40,9 @@ server: {{model: {model}}}
 repetitions: 3
 coherence:
   before: {{suite: miniature, tier: ready, checks: [known-answers]}}
-  under_load: {{suite: miniature, tier: ready, checks: [known-answers], workload: {workload}, concurrency: 24}}
+  under_load:
+    {{suite: miniature, tier: ready, checks: [known-answers], workload: {workload},
+     concurrency: 24}}
   after: {{suite: miniature, tier: ready, checks: [known-answers]}}
 loads:
   - workload: {workload}
@@ -113,7 +115,9 @@ def faulty(start_tool: Any, stand: Stand, *flags: str) -> str:
 
 
 def failed(verdict: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(c["part"], c["name"], c["outcome"]) for c in verdict["checks"] if c["outcome"] != "pass"]
+    return [
+        (c["part"], c["name"], c["outcome"]) for c in verdict["checks"] if c["outcome"] != "pass"
+    ]
 
 
 def test_a_good_server_passes_and_the_verdict_names_everything(
@@ -138,14 +142,23 @@ def test_a_good_server_passes_and_the_verdict_names_everything(
     assert all(0 < b["detectable"] < b["margin"] for b in relative)
     assert "could have been seen" in output
     text = (tmp_path / "out" / "gate.md").read_text()
-    for value in ("PASS", "registry/assay:1", "abc123", MODEL, identity["hardware"], identity["commit"]):
+    for value in (
+        "PASS",
+        "registry/assay:1",
+        "abc123",
+        MODEL,
+        identity["hardware"],
+        identity["commit"],
+    ):
         assert value in text
     suite = ElementTree.parse(tmp_path / "out" / "gate.xml").getroot()
     assert suite.get("tests") == str(len(verdict["checks"]))
     assert suite.get("failures") == suite.get("errors") == "0"
 
 
-def test_a_slowed_server_fails_by_its_speed_alone(judge: Any, start_tool: Any, stand: Stand) -> None:
+def test_a_slowed_server_fails_by_its_speed_alone(
+    judge: Any, start_tool: Any, stand: Stand
+) -> None:
     code, output, verdict = judge(faulty(start_tool, stand, "--slow", "2.0"))
     assert code == 1, output
     assert {part for part, _, _ in failed(verdict)} == {"probe"}
@@ -153,7 +166,9 @@ def test_a_slowed_server_fails_by_its_speed_alone(judge: Any, start_tool: Any, s
     assert "slower" in output
 
 
-def test_an_incoherent_server_fails_before_any_load(judge: Any, start_tool: Any, stand: Stand) -> None:
+def test_an_incoherent_server_fails_before_any_load(
+    judge: Any, start_tool: Any, stand: Stand
+) -> None:
     code, output, verdict = judge(faulty(start_tool, stand, "--garble"))
     assert code == 1, output
     assert failed(verdict) == [("coherence", "before", "fail")]
@@ -211,7 +226,9 @@ def change_baseline(stand: Stand, folder: Path, change: Callable[[dict[str, Any]
     return str(path)
 
 
-def test_a_baseline_of_another_workload_is_refused(judge: Any, stand: Stand, tmp_path: Path) -> None:
+def test_a_baseline_of_another_workload_is_refused(
+    judge: Any, stand: Stand, tmp_path: Path
+) -> None:
     def change(data: dict[str, Any]) -> None:
         data["loads"]["probe"]["digest"] = "0" * 16
 
@@ -262,7 +279,9 @@ def test_what_cannot_be_judged_is_invalid_and_says_why(
     assert "Traceback" not in output
 
 
-def test_an_incoherent_server_gives_no_baseline(start_tool: Any, stand: Stand, tmp_path: Path) -> None:
+def test_an_incoherent_server_gives_no_baseline(
+    start_tool: Any, stand: Stand, tmp_path: Path
+) -> None:
     code, output = gate(
         "baseline", "--policy", stand.policy, "--url", faulty(start_tool, stand, "--garble"),
         "--write", str(tmp_path / "b.json"), "--out", str(tmp_path / "out"),

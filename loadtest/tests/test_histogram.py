@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -29,7 +30,7 @@ def test_a_bucket_holds_its_value_and_is_narrow(value: int) -> None:
 
 def test_buckets_leave_no_gap() -> None:
     edges = [bounds(index) for index in range(2000)]
-    assert all(a[1] + 1 == b[0] for a, b in zip(edges, edges[1:], strict=False))
+    assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(edges))
 
 
 @given(SECONDS, st.sampled_from([1, 50, 90, 99, 99.9, 100]))

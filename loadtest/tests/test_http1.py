@@ -1,6 +1,9 @@
-"""The HTTP reader against h11, an independent implementation, and against bytes nobody should send."""
+"""The HTTP reader against h11, an independent one, and against bytes that nobody should send."""
 
 from __future__ import annotations
+
+import contextlib
+import itertools
 
 import h11
 import pytest
@@ -16,7 +19,7 @@ CUTS = st.lists(st.integers(0, 3000), max_size=30)
 
 def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
     edges = [0, *sorted(c for c in cuts if c < len(data)), len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    return [data[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
 def read(data: bytes, cuts: list[int], closes: bool = False) -> tuple[ResponseReader, bytes]:
@@ -96,11 +99,13 @@ def test_it_accepts_nothing_that_h11_refuses_and_reads_the_same(
 
 @given(st.binary(max_size=300), CUTS)
 def test_any_bytes_end_in_a_stream_error_or_in_waiting(data: bytes, cuts: list[int]) -> None:
-    for start in (b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
-        try:
+    for start in (
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ):
+        with contextlib.suppress(StreamError):
             read(start + data, cuts, closes=True)
-        except StreamError:
-            pass
 
 
 @pytest.mark.parametrize(

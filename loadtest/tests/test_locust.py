@@ -54,7 +54,9 @@ def test_merged_percentiles_of_two_workers_are_those_of_the_pooled_raw_data(
         assert percentiles.count == len(milliseconds)
         for p in (50, 90, 95, 99):
             true = float(np.percentile(milliseconds, p, method="inverted_cdf"))
-            assert getattr(percentiles, f"p{p}") == pytest.approx(true, rel=RELATIVE_ERROR, abs=1e-3)
+            assert getattr(percentiles, f"p{p}") == pytest.approx(
+                true, rel=RELATIVE_ERROR, abs=1e-3
+            )
         assert percentiles.mean == pytest.approx(milliseconds.mean(), rel=1e-3, abs=1e-3)
     assert found.figures.completion_tokens == sum(line["completion_tokens"] for line in lines)
 
@@ -98,7 +100,7 @@ def test_a_killed_worker_costs_only_what_it_had_not_reported(
 ) -> None:
     running = locust(
         *QUIET, "--processes", "2", "--host", paced,
-        "--workload", workload(arrival="{kind: poisson, rate: 40.0, pool: 16}", stop="{seconds: 12.0}"),
+        "--workload", workload("{kind: poisson, rate: 40.0, pool: 16}", "{seconds: 12.0}"),
         "--out", str(tmp_path / "out"), "--raw", str(tmp_path / "raw.jsonl"),
     )  # fmt: skip
     wait_for_lines(tmp_path, 60)

@@ -3,6 +3,7 @@ omission, stages, aborts, the server's own series."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import ssl
 import subprocess
@@ -71,7 +72,7 @@ def test_a_session_that_waited_for_a_free_user_counts_from_when_it_was_due(
     result = run(Settings.of(paced, name, None, raw=str(raw)))
     sent = sorted(lines(raw), key=lambda line: line["due"])
     # One user only: each request was sent after the one before it had ended, due or not.
-    for before, after in zip(sent, sent[1:], strict=False):
+    for before, after in itertools.pairwise(sent):
         assert after["sent"] >= before["ended"]
     waits = [line["sent"] - line["due"] for line in sent if line["session"] >= 0]
     lag = result.figures.metrics["start_lag"]
@@ -114,7 +115,11 @@ def test_a_ramp_reports_its_windows(paced: str, workload: Callable[..., str]) ->
     [(("--drop-every", "4"), "connection_closed"), (("--model", "other"), None)],
 )
 def test_faults_of_a_server_are_counted_by_kind(
-    start_tool: Any, paced: str, workload: Callable[..., str], fault: tuple[str, ...], kind: str | None
+    start_tool: Any,
+    paced: str,
+    workload: Callable[..., str],
+    fault: tuple[str, ...],
+    kind: str | None,
 ) -> None:
     proxy = start_tool("faulty", "--upstream", paced, *fault)
     settings = Settings.of(
@@ -140,7 +145,9 @@ def test_a_restart_in_the_middle_is_seen(
     assert result.failed > 0
 
 
-def test_a_hopeless_run_is_given_up(start_tool: Any, paced: str, workload: Callable[..., str]) -> None:
+def test_a_hopeless_run_is_given_up(
+    start_tool: Any, paced: str, workload: Callable[..., str]
+) -> None:
     proxy = start_tool("faulty", "--upstream", paced, "--drop-every", "1")
     name = workload(
         stop="{sessions: 100000}", output="{kind: constant, tokens: 40}",
@@ -173,7 +180,8 @@ def test_tls_streams_are_read_as_plain_ones_are(paced: str, tmp_path: Path) -> N
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost",
          "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True,
     )  # fmt: skip

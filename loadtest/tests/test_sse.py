@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -42,7 +43,7 @@ def test_events_are_those_of_the_standard_however_they_were_cut(
     stream = b"".join(line + end for line, end in lines)
     edges = [0, *sorted(c for c in cuts if c < len(stream)), len(stream)]
     reader = EventReader()
-    found = [e for a, b in zip(edges, edges[1:], strict=False) for e in reader.feed(stream[a:b])]
+    found = [e for a, b in itertools.pairwise(edges) for e in reader.feed(stream[a:b])]
     # A lone CR at a cut may be half of a CR LF: the reader takes it for a line's end at once, which
     # the standard's own parser does too.
     assert found == by_the_standard(stream)
@@ -59,9 +60,10 @@ def test_a_character_cut_in_two_is_whole_again(text: str) -> None:
 def test_an_endless_event_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT", 1000)
     reader = EventReader()
+    for _ in range(250):
+        reader.feed(b"data: xxxx\n")
     with pytest.raises(StreamError):
-        for _ in range(1000):
-            reader.feed(b"data: xxxx\n")
+        reader.feed(b"data: xxxx\n")
 
 
 def test_bytes_after_the_last_event_are_noticed() -> None:

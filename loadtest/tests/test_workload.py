@@ -162,7 +162,9 @@ def test_plans_depend_on_seeds_alone_and_fit_the_context(name: str) -> None:
         session = plan.session(index)
         assert session == same.session(index)
         again = other.session(index)
-        assert [r.output_tokens for r in again.requests] == [r.output_tokens for r in session.requests]
+        assert [r.output_tokens for r in again.requests] == [
+            r.output_tokens for r in session.requests
+        ]
         # Another nonce, other text from the first characters on: no cache of an earlier run helps.
         assert again.requests[0].messages[0] != session.requests[0].messages[0]
         assert len(session.requests) == session.kind.turns

@@ -185,8 +185,8 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slow", type=float, default=1.0, help="factor on every wait")
     parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream half-way")
     parser.add_argument("--restart-after", type=int, default=0, help="restart after n completions")
-    parser.add_argument("--corrupt-above", type=int, default=-1, help="garble text of streams "
-                        "that run beside more than n others; 0: whenever there is another")  # fmt: skip
+    beside = "garble text of streams that run beside more than n others"
+    parser.add_argument("--corrupt-above", type=int, default=-1, help=beside)
     parser.add_argument("--garble", action="store_true", help="garble the text of every answer")
     parser.add_argument("--model", default="", help="another name for the model")
 
@@ -195,7 +195,8 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
 
         fields: Any = {k: getattr(options, k) for k in Faults.__dataclass_fields__}
         address = options.host, options.port
-        return proxy.main(Faults(**fields), options.upstream, options.load_upstream, *address)
+        upstreams = options.upstream, options.load_upstream
+        return proxy.main(Faults(**fields), *upstreams, *address)
 
     parser.set_defaults(do=do)
 

@@ -255,7 +255,10 @@ class Conductor:
             error_examples=tally.details,
             figures=figures,
             stages=result.figures_by_stage(tally, self._loads, self._windows),
-            histograms={m: result.Sparse.model_validate(h.to_wire()) for m, h in whole.histograms.items()},
+            histograms={
+                metric: result.Sparse.model_validate(histogram.to_wire())
+                for metric, histogram in whole.histograms.items()
+            },
             timeline=_timeline(tally, self.started),
             server=server,
             client=result.Client(
@@ -295,7 +298,10 @@ def _timeline(tally: Tally, started: float) -> list[result.Second]:
     return [
         result.Second(
             at=second - int(started),
-            **{k: float(tally.seconds.get(second, {}).get(k, 0.0)) for k in SECOND},
+            **{
+                k: float(tally.seconds[second][k]) if second in tally.seconds else 0.0
+                for k in SECOND
+            },
         )
         for second in seconds
     ]

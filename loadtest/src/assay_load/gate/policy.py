@@ -86,7 +86,7 @@ class Suite(Strict):
 
     suite: str
     tier: Literal["ready", "default", "full"]
-    checks: list[str] = []
+    checks: list[str] = Field(default_factory=list)
     """Only these; all if empty."""
 
 
@@ -155,8 +155,7 @@ def load(name_or_path: str) -> Policy:
         path = known[name_or_path]
     else:
         raise InputError(
-            f"no policy {name_or_path!r}: give a path to a .yaml, or one of "
-            + schema.listed(known)
+            f"no policy {name_or_path!r}: give a path to a .yaml, or one of " + schema.listed(known)
         )
     policy = read_yaml(path, Policy)
     if policy.name != path.stem:

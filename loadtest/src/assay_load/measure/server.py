@@ -1,4 +1,4 @@
-"""The server's own Prometheus series, sampled beside a run: queue, KV use, preemptions, restarts."""
+"""The server's own Prometheus series, sampled beside a run: queue, KV use, preemptions, restart."""
 
 from __future__ import annotations
 

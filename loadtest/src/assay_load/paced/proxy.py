@@ -31,8 +31,8 @@ class Faults:
 
 
 class Proxy:
-    """`load_upstream` gets the requests of load tests, which alone ask to ignore the end of text: so
-    the paced server can stand in for the speed of one that answers questions."""
+    """`load_upstream` gets the requests of load tests, which alone ask to ignore the end of text:
+    so the paced server can stand in for the speed of one that answers questions."""
 
     def __init__(self, faults: Faults, upstream: str, load_upstream: str) -> None:
         self._faults = faults
@@ -149,9 +149,7 @@ def _noise(length: int) -> bytes:
     return (b" zq#vx" * (length // 6 + 1))[:length]
 
 
-async def serve(
-    faults: Faults, upstream: str, load_upstream: str, host: str, port: int
-) -> None:
+async def serve(faults: Faults, upstream: str, load_upstream: str, host: str, port: int) -> None:
     proxy = Proxy(faults, upstream, load_upstream)
     server = await asyncio.start_server(proxy.handle, host, port, backlog=1024)
     stop = asyncio.Event()

@@ -14,7 +14,6 @@ from assay_load.measure.histogram import RELATIVE_ERROR, Histogram
 from assay_load.measure.tally import METRICS, Group, Tally
 from assay_load.strict import Strict, parse
 
-FORMAT = "assay-load/1"
 FILE = "result.json"
 
 
@@ -181,7 +180,7 @@ class Sparse(Strict):
 
 
 class RunResult(Strict):
-    format: Literal["assay-load/1"] = FORMAT
+    format: Literal["assay-load/1"] = "assay-load/1"
     started: float = Field(description="Seconds since the epoch")
     seconds: float = Field(description="The whole run, warm-up included")
     complete: bool

@@ -83,5 +83,3 @@ class Reactor:
             if not data or reader.finished:
                 self._forget(fd)
                 result.set(None)
-
-
