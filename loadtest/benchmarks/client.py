@@ -190,17 +190,18 @@ def vllm_bench(plan: Plan, python: Path) -> Seen:
 
 
 def guidellm(plan: Plan, program: Path) -> Seen:
+    file = plan.folder / "guidellm.json"
     command = [
-        str(program), "benchmark", "run", "--target", plan.url, "--model", MODEL,
-        "--processor", str(TOKENIZER), "--profile", "poisson", "--rate", str(plan.rate),
-        "--data", f"prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}",
-        "--max-requests", str(plan.requests), "--output-dir", str(plan.folder),
-        "--outputs", "json", "--disable-console-interactive",
+        str(program), "run", "--backend", f"kind=openai_http,target={plan.url},model={MODEL}",
+        "--profile", f"kind=poisson,rate={plan.rate}",
+        "--constraint", f"kind=max_requests,count={plan.requests}",
+        "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
+        "--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}",
+        "--output", f"kind=json,path={file}", "--disable-console-interactive",
     ]  # fmt: skip
     settings = {"GUIDELLM__MAX_WORKER_PROCESSES": "1", "HF_HUB_OFFLINE": "1"}
     cpu = run(command, plan, settings)
-    data = json.loads((plan.folder / "benchmarks.json").read_text())
-    requests = data["benchmarks"][0]["requests"]["successful"]
+    requests = json.loads(file.read_text())["benchmarks"][0]["requests"]["successful"]
     ttft = [r["time_to_first_token_ms"] / 1000 for r in requests]
     tpot = [r["inter_token_latency_ms"] / 1000 for r in requests]
     return Seen(ttft, tpot, cpu)

@@ -158,6 +158,14 @@ def test_a_hopeless_run_is_given_up(
     assert "abort.failed_share" in result.incomplete_because[0]
 
 
+def test_a_server_that_hangs_is_a_timeout(start_tool: Any, workload: Callable[..., str]) -> None:
+    server = start_tool("paced", "--ttft", "600")
+    name = workload(more="timeout_seconds: 0.3\nabort: {failed_share: 1.0}\n")
+    result = run(Settings.of(server.url, name, None))
+    assert result.errors == {"timeout": 28}
+    assert result.complete
+
+
 def test_a_server_that_is_not_there_is_no_result(workload: Callable[..., str]) -> None:
     with pytest.raises(TargetError, match="/v1/models"):
         run(Settings.of("http://127.0.0.1:9", workload(), None))

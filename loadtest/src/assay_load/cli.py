@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     try:
+        # As Ctrl-C: what was measured is kept.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         code: int = options.do(options)
     except (InputError, TargetError) as error:
         print(f"assay-load: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("assay-load: interrupted before anything was measured", file=sys.stderr)
         return 2
     return code
 

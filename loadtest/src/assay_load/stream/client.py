@@ -6,8 +6,10 @@ import ssl
 import time
 from dataclasses import dataclass
 
+import gevent
+
 from assay_load.stream.chat import Answer, ChatStream, encode
-from assay_load.stream.errors import CLOSED, StreamError
+from assay_load.stream.errors import CLOSED, TIMEOUT, StreamError
 from assay_load.stream.http1 import ResponseReader
 from assay_load.stream.reactor import Reactor, Reader
 from assay_load.stream.transport import Address, Transport
@@ -103,16 +105,19 @@ class Client:
 
     def _send_and_read(self, message: bytes, reader: ChatStream | Plain, timeout: float) -> None:
         transport, self._transport = self._transport, None
-        if transport is None:
-            transport = Transport(self._target.address, self._target.tls)
+        late = StreamError(TIMEOUT, f"{timeout:g} s")
         try:
-            transport.send(message)
-            reading: Reader = reader
-            self.reactor.read(transport, reading, timeout)
+            # Over everything: a server can also be slow to accept, or to read a long prompt.
+            with gevent.Timeout(timeout, late):
+                if transport is None:
+                    transport = Transport(self._target.address, self._target.tls)
+                transport.send(message)
+                reading: Reader = reader
+                self.reactor.read(transport, reading)
             if reader.http.reusable:
                 self._transport = transport
         finally:
-            if self._transport is None:
+            if self._transport is None and transport is not None:
                 transport.close()
 
     def get(self, path: str, timeout: float) -> bytes:
