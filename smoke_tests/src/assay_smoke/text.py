@@ -21,7 +21,9 @@ class Cycle:
     """Items that equal the one a period before."""
 
 
-def find_cycle(items: Sequence[Hashable], min_length: int = 48, max_period: int = 256) -> Cycle | None:
+def find_cycle(
+    items: Sequence[Hashable], min_length: int = 48, max_period: int = 256
+) -> Cycle | None:
     """The longest stretch in which every item equals the one `period` before it.
 
     A stretch counts from `min_length` items and two whole periods on: a refrain is no cycle.
@@ -142,7 +144,7 @@ def special_tokens(text: str) -> list[str]:
 
 def excerpt(text: str, limit: int = 120) -> str:
     """Printable, in one line, shortened in the middle."""
-    shown = "".join(f"\\u{ord(c):04x}" if unprintable(c) else c for c in text)
+    shown = "".join(c if c.isprintable() or c in _FINE else f"\\u{ord(c):04x}" for c in text)
     shown = " ".join(shown.split())
     if len(shown) <= limit:
         return shown

@@ -7,6 +7,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jsonschema
@@ -48,7 +49,8 @@ class Questioning(Check):
         chosen = [
             q
             for q in lab.suite.questions
-            if self.usable(q) and (not self.params.categories or q.category in self.params.categories)
+            if self.usable(q)
+            and (not self.params.categories or q.category in self.params.categories)
         ]
         lab.rng(self.name).shuffle(chosen)
         first = [lab.suite.by_id[i] for i in self.params.first if i in lab.suite.by_id]
@@ -60,6 +62,7 @@ class Questioning(Check):
 
     async def run(self, lab: Lab) -> Outcome:
         pool, wrong, asked = self.pool(lab), [], 0
+        self.sample: tuple[str, str] | None = None
         if not pool:
             return Outcome("error", f"suite {lab.suite.name} has no question for this check")
         rule = self.params.rule
@@ -71,7 +74,8 @@ class Questioning(Check):
             asked += len(part)
             if rule.decide(len(wrong), asked) != "unsure":
                 break
-        return Outcome.of_rate(rule, len(wrong), asked, self.wrong_words, "answers", wrong)
+        outcome = Outcome.of_rate(rule, len(wrong), asked, self.wrong_words, "answers", wrong)
+        return replace(outcome, sample=self.sample)
 
 
 class KnownAnswers(Questioning):
@@ -88,9 +92,13 @@ class KnownAnswers(Questioning):
 
     async def problem(self, lab: Lab, question: Question) -> str | None:
         answer = await lab.ask(question, self.name)
+        if self.sample is None or question.id in self.params.first:
+            self.sample = (str(question.messages[-1].get("content")), answer.content)
         if is_right(question, answer):
             return None
-        return f"{question.id}: wanted {excerpt(str(question.expected), 40)!r}, got {said(answer)!r}"
+        return (
+            f"{question.id}: wanted {excerpt(str(question.expected), 40)!r}, got {said(answer)!r}"
+        )
 
 
 class ToolCalls(Questioning):
@@ -108,7 +116,9 @@ class ToolCalls(Questioning):
 
     async def problem(self, lab: Lab, question: Question) -> str | None:
         answer = await lab.ask(question, self.name)
-        schemas = {t["function"]["name"]: t["function"].get("parameters", {}) for t in question.tools}
+        schemas = {
+            t["function"]["name"]: t["function"].get("parameters", {}) for t in question.tools
+        }
         if not answer.tool_calls:
             return f"{question.id}: no call, but {said(answer)!r}"
         for call in answer.tool_calls:

@@ -29,11 +29,13 @@ class Outcome:
     """The size of fault that would have been seen."""
     figures: dict[str, float] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
+    sample: tuple[str, str] | None = None
+    """One question and its answer, to show a person."""
 
     @classmethod
     def of_rate(
-        cls, rule: RateRule, events: int, n: int, bad: str, of: str, examples: list[str] | None = None,
-        **figures: float,
+        cls, rule: RateRule, events: int, n: int, bad: str, of: str,
+        examples: list[str] | None = None, **figures: float,
     ) -> Outcome:  # fmt: skip
         """Decide on `events` of `n`: '3 of 120 tokens repeat', `bad` being 'repeat'."""
         decision = rule.decide(events, n)
@@ -72,7 +74,7 @@ class Check(ABC):
     def __init__(self, params: Any) -> None:
         self.params = params
 
-    async def prepare(self, lab: Lab) -> None:
+    async def prepare(self, lab: Lab) -> None:  # noqa: B027 -- most have nothing to prepare
         """Before anything is asked."""
 
     @abstractmethod

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-
 from assay_smoke.checks.base import Check, Outcome, RateParams
 from assay_smoke.client import Answer
 from assay_smoke.errors import CouldNotRunError
@@ -22,8 +21,8 @@ class NanLogprobs(Check):
 
     NaN logits are incoherence, whatever the text looks like. vLLM answers 500 when it must write
     NaN into a whole answer, `null` in a stream, -9999 for -inf; others write `NaN`, which is not
-    JSON. A 500 counts only if the same request succeeds whenever no log-probabilities are asked for:
-    any other 500 is an outage, not NaN.
+    JSON. A 500 counts only if the same request succeeds whenever no log-probabilities are asked
+    for: any other 500 is an outage, not NaN.
     """
 
     name = "nan-logprobs"
@@ -36,18 +35,17 @@ class NanLogprobs(Check):
 
     async def run(self, lab: Lab) -> Outcome:
         asked = [a for a in lab.transcript if a.asked_logprobs]
+        silent = [a for a in asked if a.content and not a.tokens and not a.tool_calls]
+        told = len(asked) - len(silent)
         bad = [f"{a.label}: {a.unreal[0]}" for a in asked if a.unreal]
-        silent = [a for a in asked if a.generated and not a.tokens and not a.tool_calls and a.content]
-        tokens = sum(len(a.tokens) for a in asked)
         examples = [*lab.nan_500, *bad]
-        events = min(len(examples), len(asked))
-        if not events and asked and len(silent) == len(asked):
+        if not examples and silent and not any(a.tokens for a in asked):
             return Outcome("error", "the server gives no log-probabilities")
-        outcome = Outcome.of_rate(
-            self.params.rule, events, len(asked), "with log-probabilities that are none", "answers",
-            examples, tokens=tokens,
+        return Outcome.of_rate(
+            self.params.rule, min(len(examples), max(told, 1)), max(told, 1) if examples else told,
+            "with log-probabilities that are none", "answers", examples,
+            tokens=sum(len(a.tokens) for a in asked),
         )  # fmt: skip
-        return outcome
 
 
 class GreedyChoice(Check):
@@ -71,7 +69,7 @@ class GreedyChoice(Check):
             if not answer.free:
                 continue
             for index, token in enumerate(answer.tokens):
-                if not token.top:
+                if not token.top or answer.held_back(index):
                     continue
                 tokens += 1
                 if token.behind > lab.suite.margin:
@@ -93,11 +91,8 @@ class Rescored:
     unreal: list[str] = field(default_factory=list)
 
 
-async def rescore(
-    lab: Lab, prompt_ids: Sequence[int], ids: Sequence[int], label: str, ends: frozenset[int]
-) -> Rescored:
-    """Send prompt and answer as one prompt; positions where the likeliest token is one of `ends`
-    are left out when the answer was not allowed to end."""
+async def rescore(lab: Lab, prompt_ids: Sequence[int], ids: Sequence[int], label: str) -> Rescored:
+    """Send prompt and answer as one prompt, and look at the answer's part."""
     answer = await lab.complete(
         [*prompt_ids, *ids], label=label, max_tokens=1, logprobs=None, prompt_logprobs=1
     )
@@ -112,21 +107,18 @@ async def rescore(
         if not position or token not in position:
             found.gaps.append(math.inf)
             continue
-        likeliest = max(position, key=lambda i: position[i])
-        if likeliest in ends and token not in ends:
-            continue
-        gap = position[likeliest] - position[token]
+        gap = max(position.values()) - position[token]
         found.gaps.append(gap if gap == gap else math.inf)
     return found
 
 
-def ends_of(answers: Sequence[Answer]) -> frozenset[int]:
-    """Ids of tokens that ended an answer by themselves."""
-    return frozenset(a.ids[-1] for a in answers if a.ids and a.finish_reason == "stop")
+LONG_PROMPT, LONG_PROMPT_SHARE = 1200, 5
+"""A prompt of thousands of tokens is not read again for the dozen that followed it."""
 
 
 class Rescoring(Check):
-    """What was generated token by token, read again in one prefill: each token must be likely there.
+    """What was generated token by token, read again in one prefill: each token must be likely
+    there.
 
     Decoding and prefill are different kernels, batches and caches over the same weights. A token
     that decoding got wrong, once in thousands and in fluent text, stands out in prefill by many
@@ -149,7 +141,9 @@ class Rescoring(Check):
         answers = [
             a
             for a in lab.transcript
-            if a.ids and a.prompt_ids and not a.tool_calls and "schema" not in a.label
+            if a.ids
+            and a.free
+            and 0 < len(a.prompt_ids) < max(LONG_PROMPT, LONG_PROMPT_SHARE * len(a.ids))
         ]
         answers.sort(key=lambda a: -len(a.ids))
         chosen, planned = [], 0
@@ -160,22 +154,25 @@ class Rescoring(Check):
             planned += len(answer.ids)
         if not chosen:
             raise CouldNotRunError("the server does not say token ids (return_token_ids)")
-        ends = ends_of(lab.transcript)
         places = asyncio.Semaphore(self.params.parallel)
 
         async def again(answer: Answer) -> Rescored:
             async with places:
                 return await rescore(
-                    lab, answer.prompt_ids, answer.ids, f"{self.name} of {answer.label}", ends
+                    lab, answer.prompt_ids, answer.ids, f"{self.name} of {answer.label}"
                 )
 
         results = await asyncio.gather(*(again(a) for a in chosen))
         found, tokens = [], 0
         for answer, result in zip(chosen, results, strict=True):
-            tokens += len(result.gaps)
             for index, gap in enumerate(result.gaps):
+                if answer.held_back(index):
+                    continue
+                tokens += 1
                 if gap > lab.suite.margin:
-                    found.append(f"{answer.label}: token {index} is {gap:.1f} nats unlikely in prefill")
+                    found.append(
+                        f"{answer.label}: token {index} is {gap:.1f} nats unlikely in prefill"
+                    )
         return Outcome.of_rate(
             self.params.rule, len(found), tokens, "are unlikely when read again", "tokens", found
         )
@@ -241,12 +238,38 @@ def surprise(answer: Answer) -> list[float]:
     return nats
 
 
+class Worst:
+    """The window of positions with the largest mean divergence."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.place = ""
+        self._text, self._first, self._last, self._values = "", 0, 0, list[float]()
+
+    def add(self, text: str, index: int, divergence: float, size: int) -> None:
+        if text != self._text or len(self._values) == size:
+            self.close()
+            self._text, self._first = text, index
+        self._last = index
+        self._values.append(divergence)
+
+    def close(self) -> None:
+        """End of a window, or of a text."""
+        if self._values:
+            mean = sum(math.inf if v != v else v for v in self._values) / len(self._values)
+            if mean > self.mean:
+                self.mean = mean
+                self.place = f"{self._text}, positions {self._first}-{self._last}"
+        self._values = []
+
+
 class ReferenceKl(Check):
     """The distribution over the next token, against the one that a trusted server recorded.
 
     Two models can answer alike and still differ: mean KL divergence, its 99th percentile and the
     share of equal top-1 tokens see a wrong scale before a wrong word (llama.cpp's measure). The KL
     is taken over the recorded likeliest tokens and one bin for all others, so it is a lower bound.
+    Its mean over windows tells of faults that begin at some length, and where.
     """
 
     name = "reference-kl"
@@ -255,9 +278,13 @@ class ReferenceKl(Check):
     class Params(Strict):
         max_mean: Positive
         max_p99: Positive
+        max_window: Positive
+        """Mean over the worst `window` positions in a row, where a fault of length shows."""
+        window: Count = 256
         min_top1: Share
         """Share of positions, those with a gap above the suite's margin, that keep their top-1."""
-        texts: Count = 8
+        texts: tuple[str, ...] = ()
+        """Names of passages; empty: all."""
         min_positions: Count = 200
 
     params: Params
@@ -265,8 +292,10 @@ class ReferenceKl(Check):
     async def run(self, lab: Lab) -> Outcome:
         reference: Reference | None = lab.reference
         if reference is None:
-            raise CouldNotRunError(f"suite {lab.suite.name} has no recorded reference")
-        texts = reference.texts[: self.params.texts]
+            return Outcome("skip", f"no reference was given, and suite {lab.suite.name} has none")
+        texts = [t for t in reference.texts if not self.params.texts or t.name in self.params.texts]
+        if not texts:
+            raise CouldNotRunError(f"the reference has none of {', '.join(self.params.texts)}")
         answers = await asyncio.gather(
             *(
                 lab.complete(
@@ -277,6 +306,7 @@ class ReferenceKl(Check):
             )
         )  # fmt: skip
         divergences: list[float] = []
+        worst = Worst()
         clear = kept = 0
         lost = []
         for text, answer in zip(texts, answers, strict=True):
@@ -292,6 +322,7 @@ class ReferenceKl(Check):
                     continue
                 divergence = kl(expected, found or {})
                 divergences.append(divergence)
+                worst.add(text.name, index, divergence, self.params.window)
                 if expected.gap > lab.suite.margin:
                     clear += 1
                     likeliest = max(found, key=lambda i: found[i]) if found else None
@@ -299,10 +330,11 @@ class ReferenceKl(Check):
                         kept += 1
                     else:
                         lost.append(f"{text.name}: position {index}: KL {divergence:.2f}")
-        return self._decide(divergences, clear, kept, lost)
+        worst.close()
+        return self._decide(divergences, worst, clear, kept, lost)
 
     def _decide(
-        self, divergences: list[float], clear: int, kept: int, lost: list[str]
+        self, divergences: list[float], worst: Worst, clear: int, kept: int, lost: list[str]
     ) -> Outcome:
         n = len(divergences)
         if n < self.params.min_positions or clear == 0:
@@ -310,14 +342,21 @@ class ReferenceKl(Check):
         finite = sorted(math.inf if d != d else d for d in divergences)
         mean, p99 = sum(finite) / n, finite[min(n - 1, int(0.99 * n))]
         share = kept / clear
-        figures = {"mean_kl": mean, "p99_kl": p99, "top1": share, "positions": float(n)}
-        reason = f"mean KL {mean:.2g}, p99 {p99:.2g} nats; top-1 kept at {kept} of {clear} positions"
+        figures = {
+            "mean_kl": mean, "p99_kl": p99, "window_kl": worst.mean, "top1": share,
+            "positions": float(n),
+        }  # fmt: skip
+        reason = (
+            f"mean KL {mean:.2g}, p99 {p99:.2g} nats; top-1 kept at {kept} of {clear} positions"
+        )
         _, high = wilson(kept, clear)
         bad = []
         if not mean <= self.params.max_mean:
             bad.append(f"mean above {self.params.max_mean:g}")
         if not p99 <= self.params.max_p99:
             bad.append(f"p99 above {self.params.max_p99:g}")
+        if not worst.mean <= self.params.max_window:
+            bad.append(f"{worst.place} above {self.params.max_window:g}")
         if high < self.params.min_top1:
             bad.append(f"top-1 below {self.params.min_top1:g}")
         if bad:

@@ -22,27 +22,112 @@ from assay_smoke.text import words
 
 NEAR_TIE_EVERY = 61
 """Of the tokens of stories, one in so many has a rival within a quarter of a nat."""
-HEROES = "Ada Bela Cleo Dora Enid Faye Gwen Hana Iris Jade Kaya Lena Mona Nina Olga Pia Ruth".split()
-PLACES = (
-    "harbour mill market garden bridge tower village meadow river orchard castle quarry lighthouse"
-    " station library bakery forest island chapel museum theatre valley canal"
-).split()
-THINGS = (
-    "lamp key letter barrel violin compass coat anchor basket ring clock rope mirror saddle kettle"
-    " ladder whistle drum map"
-).split()
-MOODS = "calm proud curious tired merry brave hungry quiet lucky patient grateful".split()
-DEEDS = (
-    "helped an old miller with the {thing}|found a {thing} below the stairs|traded the {thing} for"
-    " bread|carried the {thing} across the {place}|lost the {thing} near the {place}|painted the"
-    " {thing} in two colours|hid the {thing} from the wind"
-).split("|")
-WORDLIST = sorted({*HEROES, *PLACES, *THINGS, *MOODS, *"the a of and then was were at by on".split()})
+HEROES = [
+    "Ada",
+    "Bela",
+    "Cleo",
+    "Dora",
+    "Enid",
+    "Faye",
+    "Gwen",
+    "Hana",
+    "Iris",
+    "Jade",
+    "Kaya",
+    "Lena",
+    "Mona",
+    "Nina",
+    "Olga",
+    "Pia",
+    "Ruth",
+]
+PLACES = [
+    "harbour",
+    "mill",
+    "market",
+    "garden",
+    "bridge",
+    "tower",
+    "village",
+    "meadow",
+    "river",
+    "orchard",
+    "castle",
+    "quarry",
+    "lighthouse",
+    "station",
+    "library",
+    "bakery",
+    "forest",
+    "island",
+    "chapel",
+    "museum",
+    "theatre",
+    "valley",
+    "canal",
+]
+THINGS = [
+    "lamp",
+    "key",
+    "letter",
+    "barrel",
+    "violin",
+    "compass",
+    "coat",
+    "anchor",
+    "basket",
+    "ring",
+    "clock",
+    "rope",
+    "mirror",
+    "saddle",
+    "kettle",
+    "ladder",
+    "whistle",
+    "drum",
+    "map",
+]
+MOODS = [
+    "calm",
+    "proud",
+    "curious",
+    "tired",
+    "merry",
+    "brave",
+    "hungry",
+    "quiet",
+    "lucky",
+    "patient",
+    "grateful",
+]
+DEEDS = [
+    "helped an old miller with the {thing}",
+    "found a {thing} below the stairs",
+    "traded the {thing} for bread",
+    "carried the {thing} across the {place}",
+    "lost the {thing} near the {place}",
+    "painted the {thing} in two colours",
+    "hid the {thing} from the wind",
+]
+NEIGHBOUR = {
+    word: words_[(i + 1) % len(words_)]
+    for words_ in (PLACES, THINGS, MOODS)
+    for i, word in enumerate(words_)
+}
+WORDLIST = sorted(
+    {
+        *HEROES,
+        *PLACES,
+        *THINGS,
+        *MOODS,
+        *["the", "a", "of", "and", "then", "was", "were", "at", "by", "on"],
+    }
+)
 
 
 def noise(*parts: Any) -> float:
     """A fixed number in [0, 1) for the same parts."""
-    return zlib.crc32(repr(parts).encode()) / 2**32
+    return zlib.crc32("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")) / 2**32
 
 
 @dataclass
@@ -80,7 +165,7 @@ class Plan:
 
 
 def story(seed: str) -> Iterator[str]:
-    """Chapters that never repeat for as long as anybody reads: the lists' lengths share no factor."""
+    """Chapters that do not repeat while anybody reads: the lists' lengths share no factor."""
     start = zlib.crc32(seed.encode())
     hero = HEROES[start % len(HEROES)]
     for n in range(1, 10**6):
@@ -154,7 +239,7 @@ class Model:
         asked = self._ask.findall(turn)
         if asked:
             fact = self._fact.replace(r"\{name\}", re.escape(asked[-1]))
-            if (found := re.findall(fact, prompt)) :
+            if found := re.findall(fact, prompt):
                 said = self.suite.needle.fact.format(name=asked[-1], code=found[-1])
                 return Plan(content=encode_text(said))
         if turn.strip() in self._long or "story" in turn.casefold():
@@ -233,15 +318,17 @@ def _answer(question: Question, thinking: bool) -> Plan:
 class Scores:
     """Log-probabilities of one request: those of the model, with the noise of a batch."""
 
-    def __init__(self, seed: Any, jitter: float = 0.005) -> None:
-        self.seed = seed
+    def __init__(self, seed: Any, jitter: float = 0.001, listed: int = 8) -> None:
+        self.seed = zlib.crc32(repr(seed).encode())
         self.jitter = jitter
+        self.listed = listed
+        """Rivals that anybody asked for."""
 
     def step(self, planned: str, context: Sequence[str], index: int) -> Step:
         """The next token where `planned` is what the model means to say."""
         rivals = self.rivals(planned, context)
         first, second = self.pair(planned, context)
-        shake = (noise(self.seed, index) - 0.5) * 2
+        shake = zlib.crc32(index.to_bytes(4, "big"), self.seed) / 2**31 - 1
         if second is not None:
             a, b = -0.7 + 0.1 * shake, -0.75 - 0.1 * shake
             ranked = sorted([(first, a), (second, b)], key=lambda pair: -pair[1])
@@ -257,16 +344,14 @@ class Scores:
     @staticmethod
     def pair(planned: str, context: Sequence[str]) -> tuple[str, str | None]:
         """(token, rival that is as likely): only words of stories have one."""
-        word = planned.strip().casefold()
-        lists = (PLACES, THINGS, MOODS)
-        for words_ in lists:
-            if word in words_ and zlib.crc32(repr((planned, *context[-4:])).encode()) % NEAR_TIE_EVERY == 0:
-                other = words_[(words_.index(word) + 1) % len(words_)]
-                return planned, planned.replace(planned.strip(), other)
-        return planned, None
+        word = planned.strip()
+        other = NEIGHBOUR.get(word)
+        if other is None or noise(planned, *context[-4:]) * NEAR_TIE_EVERY >= 1:
+            return planned, None
+        return planned, planned.replace(word, other)
 
-    @staticmethod
-    def rivals(planned: str, context: Sequence[str], count: int = 8) -> list[tuple[str, float]]:
+    def rivals(self, planned: str, context: Sequence[str]) -> list[tuple[str, float]]:
+        count = self.listed
         start = int(noise("rival", planned, *context[-2:]) * len(WORDLIST))
         chosen = (" " + WORDLIST[(start + 7 * i) % len(WORDLIST)] for i in range(count + 1))
         others = [token for token in chosen if token != planned][:count]

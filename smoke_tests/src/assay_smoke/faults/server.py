@@ -33,7 +33,9 @@ BLOCK = 64
 """Tokens whose equality makes a prefix-cache hit."""
 CHUNK = 32
 """Tokens between two pauses of a generation, so that requests overlap as on a real server."""
-STEP_SECONDS = 0.0005
+STEP_SECONDS = 0.001
+PREFILL_SECONDS = 0.008
+"""Before the first token: requests that come together are answered together."""
 
 
 class CutOffError(Exception):
@@ -62,7 +64,7 @@ class Wanted:
 class FaultServer:
     """The good model of a suite, with one mode in its way."""
 
-    def __init__(self, suite: Suite, mode: Mode, jitter: float = 0.005) -> None:
+    def __init__(self, suite: Suite, mode: Mode, jitter: float = 0.001) -> None:
         self.model = Model(suite)
         self.mode = mode
         self.jitter = jitter
@@ -176,7 +178,9 @@ class FaultServer:
         ]
         hit = wanted.prompt_logprobs is None and any(b in self.prefixes for b in blocks)
         self.counts["vllm:prefix_cache_queries_total"] += len(wanted.tokens)
-        self.counts["vllm:prefix_cache_hits_total"] += BLOCK * sum(b in self.prefixes for b in blocks)
+        self.counts["vllm:prefix_cache_hits_total"] += BLOCK * sum(
+            b in self.prefixes for b in blocks
+        )
         self.counts["vllm:prompt_tokens_total"] += len(wanted.tokens)
         self.prefixes.update(blocks)
         seen = self.seen.get(key, 0)
@@ -201,10 +205,11 @@ class FaultServer:
 
     async def _generate(self, wanted: Wanted, request: Request, live: Any = None) -> Reply:
         """All tokens of an answer; `live(step)` is told of each as it comes."""
-        scores = Scores((self.mode.seed, request.number), self.jitter)
+        listed = max(2, wanted.top, wanted.prompt_logprobs or 0)
+        scores = Scores((self.mode.seed, request.number), self.jitter, listed)
         self.flying += 1
         try:
-            await asyncio.sleep(STEP_SECONDS + 1e-6 * len(wanted.tokens))
+            await asyncio.sleep(PREFILL_SECONDS + 1e-6 * len(wanted.tokens))
             prefilled = self._prefill(wanted, request, scores)
             context = list(wanted.tokens[-4:])
             steps: list[Step] = []
@@ -212,15 +217,15 @@ class FaultServer:
             plan = self.model.continuation(wanted.tokens)
             for index, planned in enumerate(islice(plan, wanted.max_tokens)):
                 if planned == EOS and index < wanted.min_tokens:
-                    planned = " and"  # noqa: PLW2901 -- the end is forbidden here
+                    planned = " and"
                 pause = self.mode.delay(request, index)
                 if pause or index % CHUNK == CHUNK - 1:
                     await asyncio.sleep(pause or STEP_SECONDS)
                 self.counts["vllm:iteration_tokens_total_count"] += 1
-                step = self.mode.step(request, index, scores.step(planned, context, index))
-                steps.append(step)
+                meant = scores.step(planned, context, index)
                 # The model goes on from what it meant to say: one bad token does not derail it.
-                context = [*context[-3:], planned]
+                context = [*context[-3:], meant.token]
+                steps.append(self.mode.step(request, index, meant))
                 if planned == EOS:
                     finish = "stop"
                     break
@@ -232,9 +237,7 @@ class FaultServer:
         self.mode.reply(request, reply)
         return reply
 
-    def _prefill(
-        self, wanted: Wanted, request: Request, scores: Scores
-    ) -> list[Step | None]:
+    def _prefill(self, wanted: Wanted, request: Request, scores: Scores) -> list[Step | None]:
         if wanted.prompt_logprobs is None:
             return []
         planned = self.model.predict(wanted.tokens)
@@ -283,7 +286,9 @@ class FaultServer:
                 "reasoning": reply.reasoning or None, "tool_calls": _calls(reply.calls),
             }  # fmt: skip
             if wanted.logprobs:
-                content = [self._logprob(wanted, request, i, reply) for i in range(len(reply.steps))]
+                content = [
+                    self._logprob(wanted, request, i, reply) for i in range(len(reply.steps))
+                ]
                 choice["logprobs"] = {"content": content}
             if wanted.return_ids:
                 choice["token_ids"] = ids
@@ -333,7 +338,9 @@ class FaultServer:
             # A slow or hanging server holds the client with a stream that has begun.
             yield _event(_piece({"role": "assistant", "content": ""}))
         reply = await self._generate(wanted, request)
-        for number, event in enumerate(self.mode.events(request, self._stream(wanted, request, reply))):
+        for number, event in enumerate(
+            self.mode.events(request, self._stream(wanted, request, reply))
+        ):
             if isinstance(self.mode, BrokenOff) and request.hit and number > 1:
                 raise CutOffError
             yield event
@@ -342,21 +349,30 @@ class FaultServer:
 
     def _stream(self, wanted: Wanted, request: Request, reply: Reply) -> list[bytes]:
         """Every event; text goes in pieces of a token, log-probabilities beside them."""
-        events = [_event(_piece({"role": "assistant", "content": ""}))]
+        first = _piece({"role": "assistant", "content": ""})
+        if wanted.return_ids:
+            first["prompt_token_ids"] = [token_id(t) for t in wanted.tokens]
+        events = [_event(first)]
         pieces: list[dict[str, Any]] = [{"reasoning": t} for t in encode_text(reply.reasoning)]
         pieces += [{"content": t} for t in encode_text(reply.content)]
         for index, (name, arguments) in enumerate(reply.calls):
             half = len(arguments) // 2
             pieces.append(_call_piece(index, name, ""))
-            pieces += [_call_piece(index, None, part) for part in (arguments[:half], arguments[half:])]
+            pieces += [
+                _call_piece(index, None, part) for part in (arguments[:half], arguments[half:])
+            ]
         entries = []
         if wanted.logprobs:
             entries = [self._logprob(wanted, request, i, reply) for i in range(len(reply.steps))]
+        ids = [token_id(step.token) for step in reply.steps] if wanted.return_ids else []
         for index, delta in enumerate(pieces):
             probability = entries[index : index + 1]
-            events.append(_event(_piece(delta, {"content": probability} if probability else None)))
+            piece = _piece(delta, {"content": probability} if probability else None)
+            piece["choices"][0]["token_ids"] = ids[index : index + 1]
+            events.append(_event(piece))
         rest = entries[len(pieces) :]
         last = _piece({}, {"content": rest} if rest else None)
+        last["choices"][0]["token_ids"] = ids[len(pieces) :]
         last["choices"][0]["finish_reason"] = reply.finish
         events.append(_event(last))
         if wanted.usage:
@@ -425,7 +441,7 @@ class Running:
 
     def __init__(self, server: FaultServer, host: str = "127.0.0.1", port: int = 0) -> None:
         config = uvicorn.Config(
-            server.app, host=host, port=port, log_level="critical", access_log=False, lifespan="off",
+            server.app, log_level="critical", access_log=False, lifespan="off",
             timeout_graceful_shutdown=0,
         )  # fmt: skip
         self._uvicorn = uvicorn.Server(config)
