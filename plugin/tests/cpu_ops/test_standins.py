@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace as Namespace
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +254,20 @@ def test_prefill_tokens_see_their_requests_finished_keys(part: slice) -> None:
         assert begin[row] == cu[request]
         assert end[row] == cu[request] + seen // 4
     assert owner.tolist() == [r for r in range(5) for _ in range(int(compressed[r]))]
+
+
+def test_prompts_too_short_for_the_indexer_have_an_empty_chunk() -> None:
+    """Without it, two tokens of prompt beside a long answer ended the engine."""
+    from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerPrefillChunkMetadata
+
+    def metadata(chunks: list[Any]) -> Namespace:
+        return Namespace(
+            num_decode_tokens=10, num_prefill_tokens=2, num_prefills=1,
+            prefill=Namespace(chunks=chunks),
+        )  # fmt: skip
+
+    kind = DeepseekV32IndexerPrefillChunkMetadata
+    (chunk,) = standins.with_a_chunk(metadata([]), kind).prefill.chunks
+    assert (chunk.token_start, chunk.token_end, chunk.local_total_seq_lens) == (10, 12, 0)
+    assert standins.with_a_chunk(metadata(["one"]), kind).prefill.chunks == ["one"]
+    assert standins.with_a_chunk(Namespace(prefill=None), kind).prefill is None

@@ -18,6 +18,29 @@ from assay_kernels.launcher import procfs
 
 DRIVE = Path(__file__).with_name("drive.py")
 PROFILE = "served-model-name: fake\nshutdown-timeout: 0\n"
+SUITE = """
+name: fake
+about: one question, for a fake
+scripts: [Latin]
+margin: 1
+questions: questions.jsonl
+passages: passages.jsonl
+needle: {fact: "{name} has {code}.", question: "What has {name}?", names: [A], filler: [So it is.]}
+long: {prompts: [Tell.]}
+tiers:
+  ready:
+    tokens: 1000
+    deadline: 90
+    checks:
+      known-answers: {unacceptable: 0.99}
+      nan-logprobs: {unacceptable: 0.99}
+      empty-content: {unacceptable: 0.99}
+      well-formed: {unacceptable: 0.99}
+"""
+QUESTION = {
+    "id": "one", "category": "fact", "kind": "word", "expected": "Paris",
+    "messages": [{"role": "user", "content": "Which city?"}],
+}  # fmt: skip
 
 
 def free_port() -> int:
@@ -107,6 +130,10 @@ class Launches:
         self.all: list[Launch] = []
         self.profile = folder / "profile.yaml"
         self.profile.write_text(PROFILE)
+        self.suite = folder / "suite.yaml"
+        self.suite.write_text(SUITE)
+        (folder / "questions.jsonl").write_text(json.dumps(QUESTION))
+        (folder / "passages.jsonl").write_text('{"name": "one", "text": "So it is."}')
         self.model = folder / "model"
         self.model.mkdir()
         config = {"quantization_config": {"quant_method": "modelopt"}}
@@ -117,6 +144,7 @@ class Launches:
         port = free_port() if port is None else port
         command = [sys.executable, str(DRIVE), "serve", str(self.model), "--config"]
         command += [str(self.profile), "--port", str(port), *arguments]
+        variables = {"ASSAY_READY_SUITE": str(self.suite)} | variables
         launch = Launch(self.folder, command, port, **variables)
         self.all.append(launch)
         return launch

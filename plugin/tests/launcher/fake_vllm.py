@@ -3,7 +3,7 @@
 It starts an engine and workers under vLLM's titles, lets each prove the plugin, and serves behind
 `ClosedDoor`. What goes wrong is told by the environment: FAKE_UNPROVEN, FAKE_UNLOADED, FAKE_PLAIN,
 FAKE_PARTLY and FAKE_STUBBORN name titles; FAKE_LOG is printed first; FAKE_CRASH ends it before it
-serves; FAKE_NO_DOOR serves without one; FAKE_MODELS and FAKE_CHAT are whole answers.
+serves; FAKE_DELAY makes it slow to chat; FAKE_NO_DOOR serves without one; FAKE_MODELS and FAKE_CHAT are whole answers.
 """
 
 import asyncio
@@ -84,6 +84,7 @@ def answer(path: str) -> tuple[int, bytes]:
     if path == "/v1/models":
         return 200, os.environ.get("FAKE_MODELS", '{"data": [{"id": "fake"}]}').encode()
     choice = {
+        "finish_reason": "stop",
         "message": {"content": os.environ.get("FAKE_ANSWER", "Paris."), "reasoning": "Hm."},
         "logprobs": {"content": [{"token": "Paris", "logprob": -0.25}, {"logprob": 0.0}]},
     }

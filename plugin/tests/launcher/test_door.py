@@ -101,3 +101,82 @@ def test_websockets_are_refused_while_closed(door: ClosedDoor, tmp_path: Path) -
 
 def test_lifespan_events_always_pass(door: ClosedDoor) -> None:
     assert through(door, kind="lifespan") == [{"type": "lifespan.reached"}]
+
+
+def with_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[ClosedDoor, Path]:
+    """An open door that asks for keys."""
+    monkeypatch.setenv("ASSAY_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("ASSAY_BYPASS_KEY", "secret")
+    (tmp_path / "open").touch()
+    keys = tmp_path / "keys"
+    keys.write_text(text)
+    monkeypatch.setenv("ASSAY_API_KEYS_FILE", str(keys))
+    return ClosedDoor(stream), keys
+
+
+def bearing(value: str, *more: tuple[bytes, bytes]) -> Any:
+    return [(b"Authorization", value.encode()), *more]
+
+
+def test_every_path_but_health_asks_for_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, _ = with_keys(tmp_path, monkeypatch, "one\n# two\n\n  three  \n")
+    for path in ("/v1/models", "/metrics", "/version", "/docs", "/tokenize", "/", ""):
+        assert status(through(door, path)) == 401, path
+        assert status(through(door, path, headers=bearing("Bearer one"))) == 200, path
+    assert status(through(door, "/health")) == 200
+    assert status(through(door, "/api/ping", root_path="/api")) == 200
+    assert status(through(door, headers=bearing("bearer  three"))) == 200
+    assert status(through(door, headers=[KEY])) == 200
+    assert through(door, kind="websocket")[0] == {
+        "type": "websocket.close", "code": 1008, "reason": "unauthorized",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", ["one", "Basic one", "Bearer", "Bearer ", "Bearer two", "Bearer # two", "Bearer onee",
+              "Bearer on", "Bearer one one", "Bearer ONE"],
+)  # fmt: skip
+def test_what_is_no_key_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    door, _ = with_keys(tmp_path, monkeypatch, "one\n# two\n")
+    start, body = through(door, headers=bearing(value))
+    assert start["status"] == 401
+    assert dict(start["headers"])[b"www-authenticate"] == b"Bearer"
+    assert "one" not in json.loads(body["body"])["error"]["message"].split()
+
+
+def test_two_authorization_headers_are_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, _ = with_keys(tmp_path, monkeypatch, "one\n")
+    headers = bearing("Bearer one", (b"authorization", b"Bearer other"))
+    assert status(through(door, headers=headers)) == 401
+
+
+def test_a_key_does_not_open_a_closed_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, _ = with_keys(tmp_path, monkeypatch, "one\n")
+    (tmp_path / "open").unlink()
+    assert status(through(door, headers=bearing("Bearer one"))) == 503
+    assert status(through(door)) == 401
+
+
+def test_keys_are_read_again_when_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    door, keys = with_keys(tmp_path, monkeypatch, "one\n")
+    other = tmp_path / "other"
+    other.write_text("two\n")
+    other.replace(keys)
+    assert status(through(door, headers=bearing("Bearer one"))) == 401
+    assert status(through(door, headers=bearing("Bearer two"))) == 200
+    keys.write_text("not a key\n")
+    assert status(through(door, headers=bearing("Bearer two"))) == 200, "a bad file changes nothing"
+    assert "printable ASCII" in caplog.text
+    assert "not a key" not in caplog.text
+    keys.unlink()
+    assert status(through(door, headers=bearing("Bearer two"))) == 200
+    keys.write_text("")
+    assert status(through(door, headers=bearing("Bearer two"))) == 401, "no key passes nobody"

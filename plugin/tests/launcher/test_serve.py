@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from .drive import FAKE
 MINIATURE = Path(__file__).parents[3] / "models" / "miniature" / "checkpoint"
 
 
-def test_the_first_answer_is_printed_with_the_url_and_a_curl_line(launch: Launches) -> None:
+def test_what_passed_is_printed_with_the_url_and_a_curl_line(launch: Launches) -> None:
     run = launch()
     run.wait_for("Ctrl-C stops it.")
-    assert "A: Paris." in run.text
+    assert "tier ready: 4 checks passed" in run.text
+    assert "Q: Which city?\n  A: Paris." in run.text
     assert f"http://127.0.0.1:{run.port}/v1   model: fake" in run.text
     assert f"curl -s http://127.0.0.1:{run.port}/v1/chat/completions" in run.text
     assert "4 layers, 4 in NVFP4" in run.text
@@ -41,7 +43,7 @@ def test_a_stop_that_was_asked_for_is_clean_and_leaves_nothing(
 
 def test_a_stop_while_starting_leaves_nothing(launch: Launches) -> None:
     run = launch(FAKE_DELAY="60")
-    run.wait_for("asking the first question")
+    run.wait_for("asking the suite")
     run.process.send_signal(signal.SIGINT)
     assert run.ends() == 0
     assert run.vanishes(0) == {}
@@ -93,9 +95,9 @@ def test_a_server_that_dies_later_is_reported_and_its_children_go_too(launch: La
     assert run.vanishes(0) == {}
 
 
-def test_clients_wait_outside_until_the_first_answer(launch: Launches) -> None:
+def test_clients_wait_outside_until_the_suite_has_passed(launch: Launches) -> None:
     run = launch(FAKE_DELAY="3")
-    run.wait_for("asking the first question")
+    run.wait_for("asking the suite")
     status, headers = run.status("/v1/models")
     assert status == 503
     assert "Retry-After" in {name.title() for name in headers}
@@ -170,7 +172,7 @@ def test_a_truncated_shard_is_refused_before_anything_starts(launch: Launches) -
 def completion(*log_probabilities: str, content: str = "!!!!") -> str:
     tokens = ", ".join(f'{{"token": "!", "logprob": {value}}}' for value in log_probabilities)
     return (
-        f'{{"choices": [{{"message": {{"content": "{content}", "reasoning": "Hm."}},'
+        f'{{"choices": [{{"finish_reason": "stop", "message": {{"content": "{content}", "reasoning": "Hm."}},'
         f' "logprobs": {{"content": [{tokens}]}}}}]}}'
     )
 
@@ -178,30 +180,35 @@ def completion(*log_probabilities: str, content: str = "!!!!") -> str:
 @pytest.mark.parametrize(
     ("chat", "words"),
     [
-        (completion("-0.5", content=" "), "empty content"),
-        (completion("-0.5", "NaN"), "log-probability NaN for 1 of 2 tokens"),
-        (completion("-0.5", "null"), "log-probability null for 1 of 2 tokens"),
-        (completion("-9999.0", "-9999.0"), "log-probability -9999.0 for 2 of 2 tokens"),
-        (completion(), "without log-probabilities"),
-        ("{}", "without a completion"),
-        ("<html>", "not JSON"),
+        (completion("-0.5", content=" "), "empty-content: 1 of 1 answers without content"),
+        (completion("-0.5", "NaN"), "token 1: NaN"),
+        (completion("-0.5", "null"), "token 1: null"),
+        (completion("-9999.0", "-9999.0"), "token 0: -9999.0"),
+        ("{}", "well-formed: 1 of 1 answers break the protocol"),
+        ("<html>", "the answer is not JSON"),
+        (completion("-0.5", content="Parisian"), "one: wanted 'Paris', got 'Parisian'"),
     ],
 )
-def test_what_is_no_real_answer_keeps_the_door_shut(
-    launch: Launches, chat: str, words: str
-) -> None:
+def test_incoherence_keeps_the_door_shut(launch: Launches, chat: str, words: str) -> None:
     run = launch(FAKE_CHAT=chat)
     assert run.ends() == 1
-    assert "the server answered" in run.text
+    assert "found the server incoherent" in run.text
     assert words in run.text
+    assert "Ctrl-C stops it." not in run.text
     assert "Traceback" not in run.text
     assert run.vanishes(0) == {}
 
 
-def test_an_error_in_place_of_an_answer_keeps_the_door_shut(launch: Launches) -> None:
-    run = launch(FAKE_CHAT="nan is not JSON compliant", FAKE_CHAT_STATUS="500")
+def test_without_log_probabilities_nobody_can_tell(launch: Launches) -> None:
+    run = launch(FAKE_CHAT=completion(content="Paris"))
     assert run.ends() == 1
-    assert "answered 500 to a chat request: nan is not JSON compliant" in run.text
+    assert "could not find the server sound: nan-logprobs: the server gives no" in run.text
+
+
+def test_an_error_in_place_of_an_answer_keeps_the_door_shut(launch: Launches) -> None:
+    run = launch(FAKE_CHAT="no engine", FAKE_CHAT_STATUS="500")
+    assert run.ends() == 1
+    assert "/v1/chat/completions answered 500: no engine" in run.text
 
 
 @pytest.mark.parametrize("models", ["[", "{}", '{"data": []}', "[1]"])
@@ -212,24 +219,60 @@ def test_a_broken_list_of_models_is_no_traceback(launch: Launches, models: str) 
     assert "Traceback" not in run.text
 
 
-def test_the_answer_that_the_profile_expects_opens_the_door(launch: Launches) -> None:
-    launch.profile.with_suffix(".env").write_text(
-        "ASSAY_FIRST_QUESTION=Which city?\nASSAY_FIRST_ANSWER=paris\n"
-    )
-    run = launch()
-    run.wait_for("Ctrl-C stops it.")
-    assert "Q: Which city?" in run.text
-
-
-def test_a_wrong_answer_keeps_the_door_shut(launch: Launches) -> None:
-    launch.profile.with_suffix(".env").write_text("ASSAY_FIRST_ANSWER=Paris\n")
-    run = launch(FAKE_ANSWER="Parisian !!!!")
+def test_the_profile_names_the_suite(launch: Launches) -> None:
+    launch.profile.with_suffix(".env").write_text("ASSAY_READY_SUITE=no-such-suite\n")
+    run = launch(ASSAY_READY_SUITE="")
     assert run.ends() == 1
-    assert "answered 'Parisian !!!!' where 'Paris' was expected" in run.text
-    assert "Ctrl-C stops it." not in run.text
+    # An empty variable of the caller hides the profile's: the default suite is asked.
+    assert "suite deepseek-v4" in run.text
+    run = launch(ASSAY_READY_SUITE="other-suite")
+    assert run.ends() == 1
+    assert "no suite 'other-suite'" in run.text
+
+
+def test_without_the_requirement_incoherence_is_a_warning(launch: Launches) -> None:
     run = launch(FAKE_ANSWER="!!!!", ASSAY_REQUIRE="0")
     run.wait_for("Ctrl-C stops it.")
-    assert "warning: the server answered '!!!!' where 'Paris' was expected" in run.text
+    assert "warning: suite" in run.text
+    assert "found the server incoherent: known-answers" in run.text
+
+
+def test_a_canary_may_open_the_door(launch: Launches) -> None:
+    run = launch(ASSAY_READY_SUITE="canary", ASSAY_BYPASS_KEY="given to both")
+    run.wait_for("waiting for a canary")
+    assert run.status("/v1/models")[0] == 503
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{run.port}/v1/models", headers={"x-assay-key": "given to both"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+    (launch.folder / ".assay" / "run" / "open").touch()
+    run.wait_for("the canary has opened the door")
+    assert run.status("/v1/models")[0] == 200
+
+
+def test_keys_are_asked_for_where_there_are_some(launch: Launches) -> None:
+    (launch.folder / "keys").write_text("# ours\nsk-one\n")
+    run = launch(ASSAY_API_KEYS_FILE="keys")
+    run.wait_for("Ctrl-C stops it.")
+    assert run.status("/v1/models")[0] == 401
+    assert run.status("/health")[0] == 200
+    for path in launch.folder.rglob("*"):
+        if path.is_file() and path.name != "keys" and not path.is_socket():
+            assert b"sk-one" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(("keys", "words"), [(None, "No such file"), ("# none\n", "holds no key"),
+                                             ("a key\n", "printable ASCII")])  # fmt: skip
+def test_keys_that_cannot_be_used_start_nothing(
+    launch: Launches, keys: str | None, words: str
+) -> None:
+    if keys is not None:
+        (launch.folder / "keys").write_text(keys)
+    run = launch(ASSAY_API_KEYS_FILE="keys")
+    assert run.ends() == 2
+    assert words in run.text
+    assert run.text.count("\n") == 1
 
 
 def test_a_door_left_open_by_an_earlier_run_is_shut(launch: Launches) -> None:
@@ -237,7 +280,7 @@ def test_a_door_left_open_by_an_earlier_run_is_shut(launch: Launches) -> None:
     run_dir.mkdir(parents=True, mode=0o755)
     (run_dir / "open").touch()
     run = launch(FAKE_DELAY="60")
-    run.wait_for("asking the first question")
+    run.wait_for("asking the suite")
     assert run.status("/v1/models")[0] == 503
     assert run_dir.stat().st_mode & 0o777 == 0o700
 

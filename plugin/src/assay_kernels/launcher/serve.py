@@ -1,9 +1,8 @@
-"""`assay-kernels serve`: from a checkpoint to an endpoint whose first answer has been seen."""
+"""`assay-kernels serve`: from a checkpoint to an endpoint that has been found sound."""
 
 import fcntl
 import json
 import os
-import re
 import secrets
 import select
 import shlex
@@ -22,9 +21,9 @@ from typing import IO, Any, NoReturn
 import yaml
 
 from assay_kernels import __version__
-from assay_kernels.launcher import arguments, client, host, logfile, processes, procfs
+from assay_kernels.launcher import arguments, client, host, logfile, processes, procfs, ready
 from assay_kernels.settings import arithmetic, cpu_operators
-from assay_kernels.vllm_plugin import proof
+from assay_kernels.vllm_plugin import door, proof
 
 BEHIND_THE_DOOR = "/v1/models"
 STOP_MARGIN_SECONDS = 20.0
@@ -59,24 +58,6 @@ class LaunchError(Exception):
 
 class StopRequested(BaseException):
     """Ctrl-C, SIGTERM or SIGHUP: a wish, not an error."""
-
-
-@dataclass(frozen=True)
-class FirstQuestion:
-    text: str
-    expected: str
-    """A word or phrase that the answer must hold; empty: any answer will do."""
-
-    @classmethod
-    def of(cls, variables: Mapping[str, str]) -> "FirstQuestion":
-        """As ASSAY_FIRST_QUESTION and ASSAY_FIRST_ANSWER say it."""
-        text = variables.get("ASSAY_FIRST_QUESTION") or "What is the capital of France?"
-        return cls(text, variables.get("ASSAY_FIRST_ANSWER", "").strip())
-
-    def accepts(self, answer: str) -> bool:
-        """Whether the expected words stand in the answer, as whole words, in any case."""
-        pattern = rf"(?<!\w){re.escape(self.expected)}(?!\w)"
-        return not self.expected or re.search(pattern, answer, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -125,6 +106,14 @@ def check(settings: Settings) -> None:
         raise LaunchError(
             f"VLLM_PLUGINS={allowed} does not name assay, so vLLM would not load it", 2
         )
+    if (obstacle := ready.obstacle(ready.suite(variables(settings)))) is not None:
+        raise LaunchError(obstacle, 2)
+    if keys := keys_file(settings):
+        try:
+            if not door.read_keys(Path(keys)):
+                raise LaunchError(f"ASSAY_API_KEYS_FILE {keys} holds no key", 2)
+        except door.KeysError as error:
+            raise LaunchError(str(error), 2) from error
     if not 0 < settings.port < 65536:
         raise LaunchError(f"--port {settings.port}: must be between 1 and 65535", 2)
     if (obstacle := host.port_obstacle(settings.host, settings.port)) is not None:
@@ -176,6 +165,11 @@ def variables(settings: Settings) -> dict[str, str]:
     """The caller's environment over the profile's variables."""
     path = settings.profile.with_suffix(".env")
     return (read_env_file(path) if path.is_file() else {}) | dict(os.environ)
+
+
+def keys_file(settings: Settings) -> str:
+    """File of the keys that clients need; empty: none are asked for."""
+    return variables(settings).get("ASSAY_API_KEYS_FILE", "")
 
 
 def environment(settings: Settings, key: str) -> dict[str, str]:
@@ -257,8 +251,9 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.key = secrets.token_urlsafe(24)
-        self.client = client.Client(settings.host, settings.port, self.key)
+        # A canary beside this server knows the key only if somebody gave it to both.
+        self.key = variables(settings).get("ASSAY_BYPASS_KEY") or secrets.token_urlsafe(24)
+        self.client = client.Client(settings.host, settings.port)
         self.titles: dict[int, str] = {}
         self.opened = False
         self.lock: IO[str] | None = None
@@ -411,10 +406,11 @@ class Server:
         except client.NoAnswerError as error:
             self.check_alive()
             raise LaunchError(f"the server {error}\n  log: {self.settings.log}") from error
-        if status != 503:
+        expected = 401 if keys_file(self.settings) else 503
+        if status != expected:
             raise LaunchError(
                 "the closed door is not in front of the server, so it was ended:"
-                f" {BEHIND_THE_DOOR} answered {status} without the key, not 503\n"
+                f" {BEHIND_THE_DOOR} answered {status} without the key, not {expected}\n"
                 f"  log: {self.settings.log}"
             )
 
@@ -441,24 +437,28 @@ class Server:
             print(f"warning: {problem}", flush=True)
         return proofs
 
-    def first_answer(self, question: FirstQuestion) -> tuple[str, str]:
-        """(model name, text): one real completion, through the door's side entrance."""
-        try:
-            model = self.client.model()
-            answer = self.client.ask(model, question.text, timeout=600)
-        except client.NoAnswerError as error:
+    def assay(self, suite: str) -> ready.Report:
+        """Ask the ready tier of a suite through the door's side entrance; raises LaunchError, or
+        warns, when the server is not found sound."""
+        with ready.Asking(suite, self.client.url, self.key, self.settings.run_dir) as asking:
+            while not asking.ended(0.2):
+                self.check_alive()
+        report = asking.report()
+        if report.passed:
+            return report
+        self.check_alive()
+        words = report.words()
+        if self.settings.require:
+            raise LaunchError(f"{words}, so nothing is served\n  log: {self.settings.log}")
+        print(f"warning: {words}", flush=True)
+        return report
+
+    def wait_for_canary(self) -> None:
+        """Until somebody else, who holds the bypass key, has opened the door."""
+        while not (self.settings.run_dir / "open").exists():
             self.check_alive()
-            raise LaunchError(f"the server {error}\n  log: {self.settings.log}") from error
-        if not question.accepts(answer):
-            problem = f"answered {answer!r} where {question.expected!r} was expected"
-            if self.settings.require:
-                raise LaunchError(
-                    f"the server {problem}, so nothing is served\n"
-                    f"  asked: {question.text}; for a model that answers otherwise:"
-                    " ASSAY_FIRST_QUESTION and ASSAY_FIRST_ANSWER (empty: any answer will do)"
-                )
-            print(f"warning: the server {problem}", flush=True)
-        return model, answer
+            time.sleep(0.5)
+        self.opened = True
 
     def open_door(self) -> None:
         self.opened = True
@@ -515,23 +515,25 @@ def announce(settings: Settings) -> None:
 
 
 def announce_ready(
-    server: Server,
-    proofs: list[proof.Proof],
-    progress: Progress,
-    model: str,
-    question: str,
-    answer: str,
+    server: Server, proofs: list[proof.Proof], progress: Progress, report: ready.Report | None
 ) -> None:
     summaries = [p.summary for p in proofs if p.summary is not None]
-    curl = json.dumps(client.body(model, question))
     print(f"ready after {progress.seconds} s; {len(proofs)} processes run the plugin")
     for table in dict.fromkeys(summary.table() for summary in summaries):
         print(table)
-    print(f"\n  Q: {question}\n  A: {answer}\n\n{server.client.url}/v1   model: {model}")
-    print(
-        f"curl -s {server.client.url}/v1/chat/completions"
-        f" -H 'Content-Type: application/json' -d {shlex.quote(curl)}"
-    )
+    if report is None:
+        print(f"\nthe canary has opened the door: {server.client.url}/v1")
+    else:
+        print(f"\n  {report.words()}")
+        if report.question:
+            print(f"  Q: {report.question}\n  A: {report.answer}")
+        print(f"\n{server.client.url}/v1   model: {report.model}")
+        body = json.dumps(client.body(report.model, report.question or "Hello"))
+        key = " -H 'Authorization: Bearer ...'" if keys_file(server.settings) else ""
+        print(
+            f"curl -s {server.client.url}/v1/chat/completions{key}"
+            f" -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        )
     print("Ctrl-C stops it.", flush=True)
 
 
@@ -581,12 +583,16 @@ def run(server: Server, signals: StopSignals) -> NoReturn:
         server.verify_door()
         progress.show("checking that every process runs the plugin")
         proofs = server.verify_plugin()
-        progress.show("asking the first question")
-        question = FirstQuestion.of(variables(server.settings))
-        model, answer = server.first_answer(question)
-        server.open_door()
+        suite, report = ready.suite(variables(server.settings)), None
+        if suite == ready.CANARY:
+            progress.show("waiting for a canary to open the door")
+            server.wait_for_canary()
+        else:
+            progress.show(f"asking the suite {suite}")
+            report = server.assay(suite)
+            server.open_door()
         progress.clear()
-        announce_ready(server, proofs, progress, model, question.text, answer)
+        announce_ready(server, proofs, progress, report)
         server.watch()
     finally:
         progress.clear()

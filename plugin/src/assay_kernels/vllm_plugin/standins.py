@@ -328,6 +328,15 @@ def _patch_modules() -> None:
 
     _replace(builder, "build_tile_scheduler", build_tile_scheduler)
 
+    indexer_builder = _attribute(cpu_mla, "DeepseekV4CPUIndexerMetadataBuilder")
+    build = _attribute(indexer_builder, "build")
+    chunk_type = _attribute(indexer, "DeepseekV32IndexerPrefillChunkMetadata")
+
+    def build_with_a_chunk(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return with_a_chunk(build(self, *args, **kwargs), chunk_type)
+
+    _replace(indexer_builder, "build", build_with_a_chunk)
+
     if not v4_ops.has_fast_bf16():
         _widen_linears(utils)
 
@@ -343,6 +352,34 @@ def _replace_compiled(module: ModuleType, name: str) -> None:
     function = getattr(_attribute(module, name), "_torchdynamo_orig_callable", None)
     if function is not None:
         setattr(module, name, function)
+
+
+def with_a_chunk(metadata: Any, chunk_type: Any) -> Any:
+    """The indexer's metadata with one prefill chunk where vLLM made none.
+
+    When all prompts of a step are shorter than the compression ratio they have no compressed entry,
+    vLLM leaves their chunk out, and its CPU indexer, which asserts that there is exactly one, takes
+    the engine down: a prompt of 2 tokens while another request is beyond 2,048 is enough. An empty
+    chunk says what is meant: nothing to choose from.
+    """
+    prefill = metadata.prefill
+    if prefill is not None and not prefill.chunks:
+        nothing = torch.zeros(0, dtype=torch.int32)
+        first = metadata.num_decode_tokens
+        prefill.chunks.append(
+            chunk_type(
+                block_table=nothing,
+                cu_seqlen_ks=nothing,
+                cu_seqlen_ke=nothing,
+                cu_seq_lens=nothing,
+                token_to_seq=nothing,
+                total_seq_lens=0,
+                token_start=first,
+                token_end=first + metadata.num_prefill_tokens,
+                num_reqs=metadata.num_prefills,
+            )
+        )
+    return metadata
 
 
 class Unused:

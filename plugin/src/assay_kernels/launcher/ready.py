@@ -1,0 +1,126 @@
+"""What must pass before the door opens: the ready tier of a suite, asked by `assay-smoke`.
+
+A program of its own asks, through HTTP as any client: what a canary beside the server does later, and
+what a release gate does, is the same program.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PROGRAM = "assay_smoke"
+DEFAULT_SUITE = "deepseek-v4"
+CANARY = "canary"
+"""In place of a suite: `assay-smoke watch` beside the server opens the door."""
+
+
+def suite(variables: Mapping[str, str]) -> str:
+    """As ASSAY_READY_SUITE says it."""
+    return variables.get("ASSAY_READY_SUITE", "").strip() or DEFAULT_SUITE
+
+
+def obstacle(suite: str) -> str | None:
+    """Why a suite cannot be asked from here."""
+    if suite != CANARY and importlib.util.find_spec(PROGRAM) is None:
+        return (
+            "assay-smoke is not installed, so nobody can find the server sound: install smoke_tests/,"
+            f" or set ASSAY_READY_SUITE={CANARY} where a canary beside the server opens the door"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `assay-smoke` found."""
+
+    suite: str
+    passed: bool
+    ran: bool
+    """False: it could not come to a verdict."""
+    reasons: tuple[str, ...]
+    model: str = ""
+    question: str = ""
+    answer: str = ""
+    checks: int = 0
+    seconds: float = 0.0
+
+    def words(self) -> str:
+        if self.passed:
+            return (
+                f"suite {self.suite}, tier ready: {self.checks} checks passed in {self.seconds:.1f} s"
+            )
+        found = "found the server incoherent" if self.ran else "could not find the server sound"
+        return f"suite {self.suite} {found}: " + "; ".join(self.reasons)
+
+
+class Asking:
+    """`with Asking(...) as asking:` runs the program; leaving the block ends it."""
+
+    def __init__(self, suite: str, url: str, key: str, folder: Path) -> None:
+        self.suite = suite
+        self.path = folder / "ready.json"
+        self.errors = folder / "ready.err"
+        self.command = [
+            sys.executable, "-m", PROGRAM, "run", "--quiet", "--url", url, "--suite", suite,
+            "--tier", "ready", "--json", str(self.path),
+        ]  # fmt: skip
+        # Through the environment: arguments can be read by every user of the machine.
+        self.environment = os.environ | {"ASSAY_BYPASS_KEY": key}
+
+    def __enter__(self) -> "Asking":
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                self.command, env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=errors,
+            )  # fmt: skip
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def ended(self, seconds: float) -> bool:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def report(self) -> Report:
+        """Believes the exit code; the file only tells why."""
+        code = self.process.returncode
+        try:
+            found: dict[str, Any] = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            lines = self.errors.read_text(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else f"it ended with {code}"
+            return Report(self.suite, False, False, (reason,))
+        bad = [c for c in found["checks"] if c["verdict"] not in ("pass", "skip")]
+        # What failed says more than what could not be looked at any more.
+        bad.sort(key=lambda check: check["verdict"] != "fail")
+        reasons = [f"{c['name']}: {' '.join([c['reason'], *c['examples'][:1]])}" for c in bad]
+        shown = found.get("sample") or {}
+        return Report(
+            self.suite,
+            code == 0,
+            code == 1,
+            tuple(reasons[:4]) or (f"it ended with {code}",),
+            found["model"],
+            shown.get("question", ""),
+            shown.get("answer", ""),
+            sum(c["verdict"] == "pass" for c in found["checks"]),
+            found["seconds"],
+        )

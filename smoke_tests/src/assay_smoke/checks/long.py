@@ -1,0 +1,110 @@
+"""Long generations."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from assay_smoke.checks.base import Check, Outcome
+from assay_smoke.client import Answer
+from assay_smoke.lab import Lab
+from assay_smoke.suite import Count, Positive, Share, Strict
+from assay_smoke.text import distinct_ngram_share, find_cycle, odd_characters, words
+
+
+@dataclass(frozen=True)
+class Window:
+    first: int
+    """Index of its first token."""
+    last: int
+    text: str
+    surprise: float
+    """Mean -log p of its tokens, nats."""
+
+
+def windows(answer: Answer, size: int) -> Iterator[Window]:
+    for first in range(0, len(answer.tokens), size):
+        tokens = answer.tokens[first : first + size]
+        if len(tokens) < size // 2 and first:
+            return
+        text = "".join(t.text for t in tokens)
+        mean = statistics.fmean(-t.logprob for t in tokens)
+        yield Window(first, first + len(tokens) - 1, text, mean)
+
+
+class LongGeneration(Check):
+    """Thousands of tokens in one answer, looked at window by window.
+
+    One deployment was clean up to 1.7 k tokens and corrupt from 4 k on (sglang issue 33397): what
+    overflows, wraps or drifts needs length. A window that fails tells where it began.
+    """
+
+    name = "long-generation"
+    stage = "together"
+
+    class Params(Strict):
+        answers: Count = 2
+        tokens: Count
+        """Wanted in each answer; less where the model's context is smaller."""
+        window: Count = 256
+        max_odd_share: Share = 0.01
+        """Characters of a window that cannot be printed or are of a foreign script."""
+        min_distinct: Share = 0.3
+        """Distinct 5-grams of words in a window."""
+        max_surprise: Positive = 2.5
+        """Mean nats of a window's own tokens: a model that gropes is unsure at every token."""
+        unsure_below: Share = 0.9
+        """Share of the wanted tokens that must have come."""
+
+    params: Params
+
+    async def run(self, lab: Lab) -> Outcome:
+        room = (lab.client.max_model_len or 10**9) - 512
+        wanted = min(self.params.tokens, room)
+        prompts = list(lab.suite.long.prompts)
+        lab.rng(self.name).shuffle(prompts)
+        answers = await asyncio.gather(
+            *(
+                lab.chat(
+                    [{"role": "user", "content": prompt}], label=f"{self.name} {prompt[:40]}",
+                    max_tokens=wanted, min_tokens=wanted, thinking=False,
+                )
+                for prompt in prompts[: self.params.answers]
+            )
+        )  # fmt: skip
+        bad: list[str] = []
+        tokens = looked = 0
+        for answer in answers:
+            tokens += answer.generated
+            for window in windows(answer, self.params.window):
+                looked += 1
+                if (what := self._wrong(lab, answer, window)) is not None:
+                    bad.append(f"{answer.label}: tokens {window.first}-{window.last}: {what}")
+        figures = {"tokens": float(tokens), "windows": float(looked)}
+        detects = f"a window of {self.params.window} tokens that is garbage, up to token {wanted}"
+        if bad:
+            place = bad[0].split(": ", 1)[1]
+            return Outcome("fail", f"{len(bad)} of {looked} windows, first {place}", detects, figures,
+                           tuple(bad[:5]))  # fmt: skip
+        short = [a for a in answers if a.generated < self.params.unsure_below * wanted]
+        if short:
+            counts = ", ".join(str(a.generated) for a in short)
+            return Outcome("fail" if all(a.finish_reason is None for a in short) else "unsure",
+                           f"answers of {counts} tokens, {wanted} were wanted", "", figures)  # fmt: skip
+        return Outcome("pass", f"{looked} windows of {tokens} tokens", detects, figures)
+
+    def _wrong(self, lab: Lab, answer: Answer, window: Window) -> str | None:
+        odd = odd_characters(window.text, lab.suite.scripts, answer.prompt)
+        if len(odd) > self.params.max_odd_share * max(1, len(window.text)):
+            return f"{len(odd)} of {len(window.text)} characters are odd ({odd[0].why})"
+        parts = words(window.text)
+        distinct = distinct_ngram_share(parts)
+        if distinct < self.params.min_distinct:
+            return f"only {distinct:.0%} of its 5-grams are distinct"
+        if (cycle := find_cycle(parts)) is not None:
+            return f"{cycle.length} words repeat with period {cycle.period}"
+        if not window.surprise <= self.params.max_surprise:
+            return f"{window.surprise:.2f} nats a token"
+        return None
