@@ -148,6 +148,71 @@ def _record(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_watch(commands: Any) -> None:
+    command = commands.add_parser(
+        "watch",
+        help="the canary: open the door, keep probing, serve /readyz, /healthz and /metrics",
+        description="The door opens when the ready tier has passed. --fail-after incoherent probes in"
+        " a row close it, --recover-after passes of the ready tier open it again. Outages never touch"
+        " it, nor does the canary's own end.",
+    )
+    _server(command)
+    _suite(command)
+    command.add_argument("--reference", type=Path, metavar="FILE", help="instead of the suite's own")
+    command.add_argument("--door", type=Path, metavar="DIR", help="run folder of the server")
+    command.add_argument("--never-close", action="store_true", help="open the door, but never close it")
+    command.add_argument("--listen", default="127.0.0.1:8090", metavar="HOST:PORT", help="(%(default)s)")
+    for flag, default, text in (
+        ("--interval", 60.0, "seconds between probes"),
+        ("--retry", 10.0, "seconds to the next after one that did not pass"),
+        ("--jitter", 0.2, "share by which that varies"),
+        ("--stalled-after", 60.0, "seconds without a step, with requests running"),
+    ):
+        command.add_argument(flag, type=float, default=default, help=f"{text} (%(default)s)")
+    for flag, default, text in (
+        ("--tokens-per-hour", 9000, "generated tokens that probes may cost"),
+        ("--fail-after", 3, "incoherent probes in a row that close the door"),
+        ("--recover-after", 2, "passes in a row that open it again"),
+        ("--outage-after", 3, "unanswered probes in a row after which /readyz says no"),
+    ):
+        command.add_argument(flag, type=int, default=default, help=f"{text} (%(default)s)")
+    command.set_defaults(run=_watch)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from assay_smoke import reference, suite
+    from assay_smoke.battery import Plan
+    from assay_smoke.watch.canary import PROBE, READY, Canary, Settings
+    from assay_smoke.watch.door import Door
+    from assay_smoke.watch.policy import Policy
+
+    chosen = suite.load(args.suite)
+    for tier in (PROBE, READY):
+        chosen.tier(tier)
+    path = args.reference or chosen.reference
+    host, _, port = args.listen.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise CouldNotRunError(f"--listen {args.listen}: must be HOST:PORT")
+    for flag, least in (("interval", 0.1), ("retry", 0.1), ("stalled_after", 1), ("tokens_per_hour", 1)):
+        if not getattr(args, flag) >= least:
+            raise CouldNotRunError(f"--{flag.replace('_', '-')} must be at least {least}")
+    if not 0 <= args.jitter < 1:
+        raise CouldNotRunError("--jitter must be at least 0 and below 1")
+    try:
+        policy = Policy(args.fail_after, args.recover_after, args.outage_after, not args.never_close)
+    except ValueError as error:
+        raise CouldNotRunError(f"--{str(error).replace('_', '-')}") from error
+    settings = Settings(
+        Plan(
+            chosen, PROBE, args.url, args.model, secrets(args),
+            reference=None if path is None else reference.read(path, chosen),
+        ),
+        Door(args.door), policy, args.interval, args.retry, args.jitter, args.tokens_per_hour,
+        stalled_after=args.stalled_after, host=host.strip("[]"), port=int(port),
+    )  # fmt: skip
+    return asyncio.run(Canary(settings).run())
+
+
 def _add_checks(commands: Any) -> None:
     command = commands.add_parser("checks", help="list the checks and why each is there")
     command.set_defaults(run=_checks)
@@ -265,7 +330,9 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="assay-smoke", description=__doc__)
     top.add_argument("--version", action="version", version=f"assay-smoke {__version__}")
     commands = top.add_subparsers(required=True, parser_class=_Parser, metavar="COMMAND")
-    add: list[Callable[[Any], None]] = [_add_run, _add_record, _add_checks, _add_fault_server, _add_faults, _add_detection]
+    add: list[Callable[[Any], None]] = [
+        _add_run, _add_watch, _add_record, _add_checks, _add_fault_server, _add_faults, _add_detection,
+    ]  # fmt: skip
     for one in add:
         one(commands)
     return top

@@ -79,7 +79,7 @@ def hastened(chosen: suite.Suite) -> suite.Suite:
     """The suite with time-outs for a server that answers in milliseconds: hanging ones are waited
     for, but not for minutes."""
     tier = chosen.tier("default").model_copy(
-        update={"idle_timeout": 12.0, "request_timeout": 40.0, "deadline": 150.0}
+        update={"idle_timeout": 8.0, "request_timeout": 25.0, "deadline": 90.0}
     )
     return chosen.model_copy(update={"tiers": {**chosen.tiers, "default": tier}})
 

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from assay_smoke.errors import SuiteError
 
-TIERS = ("ready", "default", "full")
-TierName = Literal["ready", "default", "full"]
+TIERS = ("probe", "ready", "default", "full")
+"""`probe` is what the canary asks again and again, `ready` opens the door."""
+TierName = Literal["probe", "ready", "default", "full"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]

@@ -142,7 +142,7 @@ def special_tokens(text: str) -> list[str]:
 
 def excerpt(text: str, limit: int = 120) -> str:
     """Printable, in one line, shortened in the middle."""
-    shown = "".join(f"\\u{ord(c):04x}" if unprintable(c) else c for c in text)
+    shown = "".join(c if c.isprintable() or c in _FINE else f"\\u{ord(c):04x}" for c in text)
     shown = " ".join(shown.split())
     if len(shown) <= limit:
         return shown

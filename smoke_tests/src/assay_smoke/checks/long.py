@@ -82,7 +82,8 @@ class LongGeneration(Check):
                 looked += 1
                 if (what := self._wrong(lab, answer, window)) is not None:
                     bad.append(f"{answer.label}: tokens {window.first}-{window.last}: {what}")
-        figures = {"tokens": float(tokens), "windows": float(looked)}
+        repetition = 1 - min((distinct_ngram_share(words(a.text)) for a in answers), default=1.0)
+        figures = {"tokens": float(tokens), "windows": float(looked), "repetition": repetition}
         detects = f"a window of {self.params.window} tokens that is garbage, up to token {wanted}"
         if bad:
             place = bad[0].split(": ", 1)[1]
