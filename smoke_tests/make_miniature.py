@@ -2,9 +2,9 @@
 
     PYTHONPATH=models python smoke_tests/make_miniature.py
 
-Questions are those of `models/miniature/battery.jsonl.gz` that one short request can ask; passages are
-known good text, with V4's chat markup, as the model learned it. Questions that the healthy model
-gets wrong stand in WRONG: a battery measures the server, not the model's education.
+Questions are those of `models/miniature/battery.jsonl.gz` that one short request can ask; passages
+are known good text, with V4's chat markup, as the model learned it. Questions that the healthy
+model gets wrong stand in WRONG: a battery measures the server, not the model's education.
 """
 
 from __future__ import annotations

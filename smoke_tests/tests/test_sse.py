@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ def parsed(pieces: list[bytes], **more: int) -> tuple[list[str], SseParser]:
 
 def cut(raw: bytes, places: list[int]) -> list[bytes]:
     edges = [0, *sorted(p % (len(raw) + 1) for p in places), len(raw)]
-    return [raw[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [raw[a:b] for a, b in pairwise(edges)]
 
 
 DATA = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))
@@ -82,14 +83,34 @@ def test_what_is_no_event_stream_is_named() -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(
-        st.sampled_from(
-            "choices delta content reasoning tool_calls function name arguments index logprobs"
-            " logprob token top_logprobs finish_reason usage completion_tokens error message".split()
-        ),
-        inner,
-        max_size=5,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "delta",
+                    "content",
+                    "reasoning",
+                    "tool_calls",
+                    "function",
+                    "name",
+                    "arguments",
+                    "index",
+                    "logprobs",
+                    "logprob",
+                    "token",
+                    "top_logprobs",
+                    "finish_reason",
+                    "usage",
+                    "completion_tokens",
+                    "error",
+                    "message",
+                ]
+            ),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=25,
 )
@@ -114,7 +135,7 @@ def test_a_whole_stream_is_put_together() -> None:
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a"'}}
     for event in (
         piece(role="assistant"), piece(reasoning="Hm"), piece(content="Pa"), piece(content="ris"),
-        piece(tool_calls=[call]), piece(tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}]),
+        piece(tool_calls=[call]), piece(tool_calls=[call | {"function": {"arguments": ": 1}"}}]),
         json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
         json.dumps({"choices": [], "usage": {"completion_tokens": 4}}), "[DONE]",
     ):  # fmt: skip

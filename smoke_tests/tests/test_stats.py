@@ -14,7 +14,12 @@ from assay_smoke.stats import RateRule, wilson
 # Newcombe, Statistics in Medicine 17 (1998), table I, method 3 (Wilson's score, no correction).
 @pytest.mark.parametrize(
     ("events", "n", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson_gives_the_published_intervals(events: int, n: int, low: float, high: float) -> None:
     found = wilson(events, n)

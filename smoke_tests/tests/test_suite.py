@@ -20,7 +20,8 @@ GOOD: dict[str, Any] = {
     "margin": 1,
     "questions": "q.jsonl",
     "passages": "p.jsonl",
-    "needle": {"fact": "{name} has {code}.", "question": "What has {name}?", "names": ["A"], "filler": ["B."]},
+    "needle": {"fact": "{name} has {code}.", "question": "What has {name}?", "names": ["A"],
+               "filler": ["B."]},
     "long": {"prompts": ["Tell."]},
     "tiers": {"ready": {"tokens": 10, "deadline": 5, "checks": {"empty-content": None}}},
 }  # fmt: skip
@@ -31,7 +32,9 @@ QUESTION = {"id": "a", "category": "c", "kind": "word", "expected": "x",
 def written(folder: Path, document: Any, questions: Any = (QUESTION,)) -> str:
     path = folder / "tiny.yaml"
     path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
-    (folder / "q.jsonl").write_text("\n".join(q if isinstance(q, str) else json.dumps(q) for q in questions))
+    (folder / "q.jsonl").write_text(
+        "\n".join(q if isinstance(q, str) else json.dumps(q) for q in questions)
+    )
     (folder / "p.jsonl").write_text('{"name": "one", "text": "Good."}\n')
     return str(path)
 
@@ -82,14 +85,26 @@ TIER = GOOD["tiers"]["ready"]
         ({k: v for k, v in GOOD.items() if k != "needle"}, "needle: Field required"),
         (changed(needle=GOOD["needle"] | {"fact": "no places"}), "must hold {name}"),
         (changed(tiers={"quick": TIER}), "tiers.quick"),
-        (changed(tiers={"ready": TIER | {"checks": {"empty": None}}}), "checks.empty: no such check"),
-        (changed(tiers={"ready": TIER | {"checks": {"empty-content": {"max": 1}}}}), "max: unknown key"),
-        (changed(tiers={"ready": TIER | {"checks": {"empty-content": {"tolerated": 0.5}}}}), "below"),
+        (
+            changed(tiers={"ready": TIER | {"checks": {"empty": None}}}),
+            "checks.empty: no such check",
+        ),
+        (
+            changed(tiers={"ready": TIER | {"checks": {"empty-content": {"max": 1}}}}),
+            "max: unknown key",
+        ),
+        (
+            changed(tiers={"ready": TIER | {"checks": {"empty-content": {"tolerated": 0.5}}}}),
+            "below",
+        ),
         (changed(tiers={"ready": TIER | {"checks": {}}}), "no checks"),
         (changed(tiers={"ready": TIER | {"tokens": 0}}), "tokens"),
         (changed(tiers={"ready": {"extends": "full"}}), "extends full, which is not there"),
         (changed(tiers={"ready": {"extends": "ready", "checks": {}}}), "extends itself"),
-        (changed(tiers={"ready": TIER, "full": {"extends": "ready", "without": ["x"]}}), "x is not in"),
+        (
+            changed(tiers={"ready": TIER, "full": {"extends": "ready", "without": ["x"]}}),
+            "x is not in",
+        ),
         (changed(questions="gone.jsonl"), "gone.jsonl: [Errno 2]"),
         (changed(questions="."), "Is a directory"),
         ("name: a\nname: b\n", "the key 'name' stands twice"),
@@ -120,7 +135,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, document: Any, words: str) -> Non
     ],
 )
 def test_a_mistake_in_a_question_is_one_line(tmp_path: Path, questions: Any, words: str) -> None:
-    with pytest.raises(SuiteError, match="q.jsonl") as caught:
+    with pytest.raises(SuiteError, match=r"q\.jsonl") as caught:
         suite.load(written(tmp_path, GOOD, questions))
     assert words in str(caught.value)
 

@@ -24,8 +24,9 @@ LATIN = frozenset({"Latin"})
 
 @pytest.mark.parametrize(
     ("character", "name"),
-    [("a", "Latin"), ("é", "Latin"), ("ж", "Cyrillic"), ("的", "Cjk"), ("が", "Hiragana"), ("가", "Hangul"),
-     ("ω", "Greek"), ("7", "Common"), ("×", "Common"), ("\n", "Common"), ("😀", "Common"), ("Ａ", "Common")],
+    [("a", "Latin"), ("é", "Latin"), ("ж", "Cyrillic"), ("的", "Cjk"), ("が", "Hiragana"),
+     ("가", "Hangul"), ("ω", "Greek"), ("7", "Common"), ("×", "Common"), ("\n", "Common"),
+     ("😀", "Common"), ("Ａ", "Common")],
 )  # fmt: skip
 def test_scripts(character: str, name: str) -> None:
     assert script(character) == name
@@ -81,7 +82,9 @@ def test_markup_is_seen(text: str) -> None:
     assert special_tokens(text)
 
 
-@pytest.mark.parametrize("text", ["a < b and c > d", "|x| <y>", "I think so", "<b>bold</b>", "2<|3"])
+@pytest.mark.parametrize(
+    "text", ["a < b and c > d", "|x| <y>", "I think so", "<b>bold</b>", "2<|3"]
+)
 def test_what_only_looks_like_markup_is_not(text: str) -> None:
     assert special_tokens(text) == []
 

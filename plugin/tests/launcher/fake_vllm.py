@@ -3,7 +3,8 @@
 It starts an engine and workers under vLLM's titles, lets each prove the plugin, and serves behind
 `ClosedDoor`. What goes wrong is told by the environment: FAKE_UNPROVEN, FAKE_UNLOADED, FAKE_PLAIN,
 FAKE_PARTLY and FAKE_STUBBORN name titles; FAKE_LOG is printed first; FAKE_CRASH ends it before it
-serves; FAKE_DELAY makes it slow to chat; FAKE_NO_DOOR serves without one; FAKE_MODELS and FAKE_CHAT are whole answers.
+serves; FAKE_DELAY makes it slow to chat; FAKE_NO_DOOR serves without one; FAKE_MODELS and FAKE_CHAT
+are whole answers.
 """
 
 import asyncio

@@ -172,7 +172,8 @@ def test_a_truncated_shard_is_refused_before_anything_starts(launch: Launches) -
 def completion(*log_probabilities: str, content: str = "!!!!") -> str:
     tokens = ", ".join(f'{{"token": "!", "logprob": {value}}}' for value in log_probabilities)
     return (
-        f'{{"choices": [{{"finish_reason": "stop", "message": {{"content": "{content}", "reasoning": "Hm."}},'
+        f'{{"choices": [{{"finish_reason": "stop",'
+        f' "message": {{"content": "{content}", "reasoning": "Hm."}},'
         f' "logprobs": {{"content": [{tokens}]}}}}]}}'
     )
 

@@ -21,6 +21,8 @@ from assay_smoke.suite import Suite
 Overall = Literal["pass", "fail", "error"]
 EXIT_CODES: dict[Overall, int] = {"pass": 0, "fail": 1, "error": 2}
 
+NOT_RUN = "was not run"
+
 Progress = Callable[[str, Outcome | None], None]
 """Called with a check's name when it begins (None) and when it has ended."""
 
@@ -147,6 +149,7 @@ class Battery:
         self.tier = plan.suite.tier(plan.tier)
         self.checks = plan.checks()
         self.progress = progress
+        self.client = plan.client()
         seed = random.SystemRandom().randrange(2**32) if plan.seed is None else plan.seed
         self.report = Report(plan.suite.name, plan.tier, plan.url, seed)
         self._done: set[str] = set()
@@ -156,15 +159,18 @@ class Battery:
     async def run(self) -> Report:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self.tier.deadline), self.plan.client() as client:
-                await self._run(client)
+            async with self.client, asyncio.timeout(self.tier.deadline):
+                await self._run(self.client)
         except TimeoutError:
-            self.report.error = f"time-out: the tier's deadline of {self.tier.deadline:g} s has passed"
+            self.report.error = (
+                f"time-out: the tier's deadline of {self.tier.deadline:g} s has passed"
+            )
         except CouldNotRunError as error:
             self.report.error = str(error)
         for check in self.checks:
             if check.name not in self._done:
-                self._note(check, Outcome("error", self.report.error or "was not run"), 0.0)
+                outcome = Outcome("error", self.report.error or NOT_RUN)
+                self.report.results.append(Result(check.name, outcome, 0.0))
         order = {check.name: i for i, check in enumerate(self.checks)}
         self.report.results.sort(key=lambda result: order[result.name])
         self.report.seconds = time.monotonic() - began

@@ -31,7 +31,7 @@ def _server(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", default="", help="name of the model (default: the only one)")
     command.add_argument(
         "--api-key-file", type=Path, metavar="FILE",
-        help="bearer key; or in $ASSAY_API_KEY. Never on the command line, where anyone can read it",
+        help="bearer key; or in $ASSAY_API_KEY. Not an argument: anyone can read those",
     )  # fmt: skip
     command.add_argument(
         "--bypass-key-file", type=Path, metavar="FILE",
@@ -74,24 +74,43 @@ def _add_run(commands: Any) -> None:
     command = commands.add_parser(
         "run",
         help="ask a server a suite; exit 0 coherent, 1 not, 2 could not run",
-        description="Exit 0: every check passed. 1: a check failed. 2: no verdict, because the server"
-        " could not be reached, took too long or refused, or there were too few samples.",
+        description="Exit 0: every check passed. 1: a check failed. 2: no verdict, because the"
+        " server could not be reached, took too long or refused, or there were too few samples.",
     )
     _server(command)
     _suite(command)
     command.add_argument("--tier", choices=TIERS, default="default")
     command.add_argument("--seed", type=int, help="of what is drawn (default: drawn anew)")
     command.add_argument("--check", action="append", default=[], metavar="NAME", help="only these")
-    command.add_argument("--reference", type=Path, metavar="FILE", help="instead of the suite's own")
+    command.add_argument(
+        "--reference", type=Path, metavar="FILE", help="instead of the suite's own"
+    )
     command.add_argument("--json", type=Path, metavar="FILE")
     command.add_argument("--junit", type=Path, metavar="FILE")
     command.add_argument("--markdown", type=Path, metavar="FILE")
     command.add_argument("--quiet", action="store_true", help="no progress, no table")
+    command.add_argument(
+        "--eval", metavar="gsm8k=FILE", help="score a local JSONL in place of the suite's checks"
+    )
+    command.add_argument("--shots", type=Path, metavar="FILE", help="worked examples for --eval")
+    command.add_argument(
+        "--eval-limit", type=int, metavar="N", help="only so many of its questions"
+    )
+    command.add_argument(
+        "--eval-concurrency", type=int, default=16, metavar="N", help="(%(default)s)"
+    )
+    command.add_argument(
+        "--eval-max-tokens", type=int, default=256, metavar="N", help="(%(default)s)"
+    )
+    command.add_argument(
+        "--at-least", type=float, default=0.92, metavar="SHARE",
+        help="of right answers (%(default)s: vLLM's own for DeepSeek V4)",
+    )  # fmt: skip
     command.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from assay_smoke import reference, report, suite
+    from assay_smoke import evaluate, reference, report, suite
     from assay_smoke.battery import Battery, Plan
 
     chosen = suite.load(args.suite)
@@ -102,7 +121,10 @@ def _run(args: argparse.Namespace) -> int:
         tuple(args.check),
     )  # fmt: skip
     terminal = report.Terminal(quiet=args.quiet)
-    found = asyncio.run(Battery(plan, terminal).run())
+    if args.eval is None:
+        found = asyncio.run(Battery(plan, terminal).run())
+    else:
+        found = asyncio.run(evaluate.run(plan, _task(args), terminal))
     terminal.clear()
     if not args.quiet:
         print(report.table(found), flush=True)
@@ -126,7 +148,9 @@ def _add_record(commands: Any) -> None:
     )
     _server(command)
     _suite(command)
-    command.add_argument("--out", type=Path, required=True, metavar="FILE", help=".json or .json.gz")
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help=".json or .json.gz"
+    )
     command.set_defaults(run=_record)
 
 
@@ -148,20 +172,44 @@ def _record(args: argparse.Namespace) -> int:
     return 0
 
 
+def _task(args: argparse.Namespace) -> Any:
+    from assay_smoke import evaluate
+
+    name, _, path = args.eval.partition("=")
+    if name != "gsm8k" or not path:
+        raise CouldNotRunError(f"--eval {args.eval}: must be gsm8k=FILE")
+    if not 0 < args.at_least < 1:
+        raise CouldNotRunError("--at-least must be between 0 and 1")
+    for flag in ("eval_limit", "eval_concurrency", "eval_max_tokens"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise CouldNotRunError(f"--{flag.replace('_', '-')} must be at least 1")
+    return evaluate.read(
+        Path(path), args.shots, args.at_least, args.eval_limit, args.eval_concurrency,
+        args.eval_max_tokens,
+    )  # fmt: skip
+
+
 def _add_watch(commands: Any) -> None:
     command = commands.add_parser(
         "watch",
         help="the canary: open the door, keep probing, serve /readyz, /healthz and /metrics",
-        description="The door opens when the ready tier has passed. --fail-after incoherent probes in"
-        " a row close it, --recover-after passes of the ready tier open it again. Outages never touch"
-        " it, nor does the canary's own end.",
+        description="The door opens when the ready tier has passed. --fail-after incoherent probes"
+        " in a row close it, --recover-after passes of the ready tier open it again. Outages never"
+        " touch it, nor does the canary's own end.",
     )
     _server(command)
     _suite(command)
-    command.add_argument("--reference", type=Path, metavar="FILE", help="instead of the suite's own")
+    command.add_argument(
+        "--reference", type=Path, metavar="FILE", help="instead of the suite's own"
+    )
     command.add_argument("--door", type=Path, metavar="DIR", help="run folder of the server")
-    command.add_argument("--never-close", action="store_true", help="open the door, but never close it")
-    command.add_argument("--listen", default="127.0.0.1:8090", metavar="HOST:PORT", help="(%(default)s)")
+    command.add_argument(
+        "--never-close", action="store_true", help="open the door, but never close it"
+    )
+    command.add_argument(
+        "--listen", default="127.0.0.1:8090", metavar="HOST:PORT", help="(%(default)s)"
+    )
     for flag, default, text in (
         ("--interval", 60.0, "seconds between probes"),
         ("--retry", 10.0, "seconds to the next after one that did not pass"),
@@ -193,13 +241,20 @@ def _watch(args: argparse.Namespace) -> int:
     host, _, port = args.listen.rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) < 65536:
         raise CouldNotRunError(f"--listen {args.listen}: must be HOST:PORT")
-    for flag, least in (("interval", 0.1), ("retry", 0.1), ("stalled_after", 1), ("tokens_per_hour", 1)):
+    for flag, least in (
+        ("interval", 0.1),
+        ("retry", 0.1),
+        ("stalled_after", 1),
+        ("tokens_per_hour", 1),
+    ):
         if not getattr(args, flag) >= least:
             raise CouldNotRunError(f"--{flag.replace('_', '-')} must be at least {least}")
     if not 0 <= args.jitter < 1:
         raise CouldNotRunError("--jitter must be at least 0 and below 1")
     try:
-        policy = Policy(args.fail_after, args.recover_after, args.outage_after, not args.never_close)
+        policy = Policy(
+            args.fail_after, args.recover_after, args.outage_after, not args.never_close
+        )
     except ValueError as error:
         raise CouldNotRunError(f"--{str(error).replace('_', '-')}") from error
     settings = Settings(
@@ -269,7 +324,10 @@ def _fault_server(args: argparse.Namespace) -> int:
     async def serve() -> None:
         async with running as url:
             shown = ", ".join(f"{k}={v}" for k, v in mode.params.model_dump().items())
-            print(f"{url}  mode {args.mode}, seed {seed}" + (f", {shown}" if shown else ""), flush=True)
+            print(
+                f"{url}  mode {args.mode}, seed {seed}" + (f", {shown}" if shown else ""),
+                flush=True,
+            )
             await running.finished()
 
     asyncio.run(serve())
@@ -277,7 +335,9 @@ def _fault_server(args: argparse.Namespace) -> int:
 
 
 def _add_faults(commands: Any) -> None:
-    command = commands.add_parser("faults", help="list the fault server's modes and what catches each")
+    command = commands.add_parser(
+        "faults", help="list the fault server's modes and what catches each"
+    )
     command.set_defaults(run=_faults)
 
 
@@ -317,7 +377,9 @@ def _detection(args: argparse.Namespace) -> int:
         print(detection.words(row), flush=True)
         for draw in row.draws:
             if not draw.caught:
-                print(f"    seed {draw.seed}, {draw.params}: {draw.verdict} {draw.failed}", flush=True)
+                print(
+                    f"    seed {draw.seed}, {draw.params}: {draw.verdict} {draw.failed}", flush=True
+                )
         rows.append(row)
     if args.out is not None:
         report.files.write(args.out, detection.to_json(rows))
@@ -331,7 +393,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"assay-smoke {__version__}")
     commands = top.add_subparsers(required=True, parser_class=_Parser, metavar="COMMAND")
     add: list[Callable[[Any], None]] = [
-        _add_run, _add_watch, _add_record, _add_checks, _add_fault_server, _add_faults, _add_detection,
+        _add_run, _add_watch, _add_record, _add_checks, _add_fault_server, _add_faults,
+        _add_detection,
     ]  # fmt: skip
     for one in add:
         one(commands)

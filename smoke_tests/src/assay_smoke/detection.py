@@ -1,4 +1,5 @@
-"""How often each fault is caught: fresh parameters and seeds for every draw, the whole default tier.
+"""How often each fault is caught: fresh parameters and seeds for every draw, the whole default
+tier.
 
     assay-smoke detection --draws 20 --good 100 --out docs/results/smoke-detection.json
 
@@ -23,6 +24,7 @@ from typing import Any
 from assay_smoke import reference, suite
 from assay_smoke.battery import Battery, Plan, Report
 from assay_smoke.client import Client
+from assay_smoke.errors import SuiteError
 from assay_smoke.faults import modes
 from assay_smoke.faults.server import FaultServer, Running
 from assay_smoke.stats import percent, wilson
@@ -79,7 +81,7 @@ def hastened(chosen: suite.Suite) -> suite.Suite:
     """The suite with time-outs for a server that answers in milliseconds: hanging ones are waited
     for, but not for minutes."""
     tier = chosen.tier("default").model_copy(
-        update={"idle_timeout": 8.0, "request_timeout": 25.0, "deadline": 90.0}
+        update={"idle_timeout": 20.0, "request_timeout": 60.0, "deadline": 240.0}
     )
     return chosen.model_copy(update={"tiers": {**chosen.tiers, "default": tier}})
 
@@ -101,7 +103,9 @@ async def draw(mode: str, seed: int, suite_name: str, recorded: Path, tier: str)
     broken = modes.build(mode, {}, seed)
     began = time.monotonic()
     async with Running(FaultServer(chosen, broken)) as url:
-        plan = Plan(chosen, tier, url, seed=seed ^ 0x5EED, reference=reference.read(recorded, chosen))
+        plan = Plan(
+            chosen, tier, url, seed=seed ^ 0x5EED, reference=reference.read(recorded, chosen)
+        )
         report = await Battery(plan).run()
     return Draw(
         mode,
@@ -135,7 +139,12 @@ def run(
 ) -> Iterator[Row]:
     """Rows as they are finished."""
     rng = random.SystemRandom() if seed is None else random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(jobs) as pool,
+        # An outage is waited for: many can be at once.
+        ProcessPoolExecutor(8 * jobs) as waiting,
+    ):
         recorded = Path(folder, "reference.json")
         asyncio.run(record_good(suite_name, recorded))
         for name, mode in modes.MODES.items():
@@ -145,7 +154,8 @@ def run(
             work = [
                 (name, rng.randrange(2**32), suite_name, recorded, "default") for _ in range(count)
             ]
-            yield Row(name, list(mode.meant), list(pool.map(_draw, work)))
+            busy = pool if mode.meant or name == GOOD else waiting
+            yield Row(name, list(mode.meant), list(busy.map(_draw, work)))
 
 
 def words(row: Row) -> str:
@@ -176,7 +186,8 @@ def markdown(rows: list[Row]) -> str:
         if row.mode == GOOD:
             meant, caught = "passes", f"{caught} pass"
         lines.append(
-            f"| `{row.mode}` | {meant} | {caught} | {percent(low)} to {percent(high)} | {tokens:,.0f} |"
+            f"| `{row.mode}` | {meant} | {caught} | {percent(low)} to {percent(high)}"
+            f" | {tokens:,.0f} |"
         )
     return "\n".join(lines)
 
@@ -190,7 +201,7 @@ def into_document(path: Path, rows: list[Row]) -> None:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise suite.SuiteError(f"{path} has no {BEGIN} ... {END}")
+        raise SuiteError(f"{path} has no {BEGIN} ... {END}")
     path.write_text(f"{before}{BEGIN}\n{markdown(rows)}\n{END}{after}")
 
 

@@ -122,7 +122,10 @@ async def ruler(
     while tail < len(short) - head and short[-1 - tail] == long[-1 - tail]:
         tail += 1
     found = Ruler(
-        full, tuple(long[:head]), tuple(long[head : len(long) - tail]), tuple(long[len(long) - tail :])
+        full,
+        tuple(long[:head]),
+        tuple(long[head : len(long) - tail]),
+        tuple(long[len(long) - tail :]),
     )
     if head + tail < len(short) - 4 or found.longest < longest:
         raise CouldNotRunError("/tokenize gives prompts that do not share beginning and end")

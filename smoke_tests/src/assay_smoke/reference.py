@@ -1,7 +1,7 @@
 """Reference log-probabilities: what a trusted server said of known texts.
 
-`assay-smoke record` writes them, the check `reference-kl` reads them. Texts are kept as token ids, so
-a comparison needs no tokenizer and cannot be led astray by one.
+`assay-smoke record` writes them, the check `reference-kl` reads them. Texts are kept as token ids,
+so a comparison needs no tokenizer and cannot be led astray by one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Reference(Strict):
     def _whole(cls, value: tuple[Text, ...]) -> tuple[Text, ...]:
         for text in value:
             if len(text.ids) != len(text.positions):
-                raise ValueError(f"{text.name}: {len(text.positions)} positions, {len(text.ids)} ids")
+                raise ValueError(
+                    f"{text.name}: {len(text.positions)} positions, {len(text.ids)} ids"
+                )
         return value
 
 
@@ -101,7 +103,7 @@ async def record(client: Client, suite: Suite) -> Reference:
             raise CouldNotRunError(f"{passage.name}: {what}: not a server to record from")
         if not answer.prompt_ids or len(answer.prompt_ids) != len(answer.prompt_logprobs):
             raise CouldNotRunError("the server gives no prompt_logprobs with token ids")
-        positions = []
+        positions: list[Position | None] = []
         for position in answer.prompt_logprobs:
             if position is None:
                 positions.append(None)

@@ -147,12 +147,12 @@ class Suite(Strict):
         return {question.id: question for question in self.questions}
 
     def tier(self, name: str) -> Tier:
-        try:
-            return self.tiers[name]  # type: ignore[index]
-        except KeyError:
+        found = {str(known): tier for known, tier in self.tiers.items()}.get(name)
+        if found is None:
             raise SuiteError(
                 f"suite {self.name} has no tier {name!r}; it has {', '.join(self.tiers)}"
-            ) from None
+            )
+        return found
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -161,7 +161,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:
                     raise yaml.constructor.ConstructorError(
@@ -206,7 +206,9 @@ def find(name: str) -> Path:
     if path.suffix in (".yaml", ".yml"):
         return path
     if name not in shipped():
-        raise SuiteError(f"no suite {name!r}: neither a .yaml file nor one of {', '.join(shipped())}")
+        raise SuiteError(
+            f"no suite {name!r}: neither a .yaml file nor one of {', '.join(shipped())}"
+        )
     return Path(str(resources.files("assay_smoke") / "suites" / f"{name}.yaml"))
 
 
@@ -238,7 +240,7 @@ def load(name: str) -> Suite:
     """Read a suite and everything that it names; raises SuiteError."""
     path = find(name)
     try:
-        written = yaml.load(read_text(path), _UniqueKeys)  # noqa: S506 -- a SafeLoader
+        written = yaml.load(read_text(path), _UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SuiteError(f"{path} is not YAML: {one_line(error)}") from error
     document = validated(_Document, written, str(path))

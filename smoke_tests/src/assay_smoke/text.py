@@ -21,7 +21,9 @@ class Cycle:
     """Items that equal the one a period before."""
 
 
-def find_cycle(items: Sequence[Hashable], min_length: int = 48, max_period: int = 256) -> Cycle | None:
+def find_cycle(
+    items: Sequence[Hashable], min_length: int = 48, max_period: int = 256
+) -> Cycle | None:
     """The longest stretch in which every item equals the one `period` before it.
 
     A stretch counts from `min_length` items and two whole periods on: a refrain is no cycle.

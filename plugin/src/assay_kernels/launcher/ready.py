@@ -1,7 +1,7 @@
 """What must pass before the door opens: the ready tier of a suite, asked by `assay-smoke`.
 
-A program of its own asks, through HTTP as any client: what a canary beside the server does later, and
-what a release gate does, is the same program.
+A program of its own asks, through HTTP as any client: what a canary beside the server does later,
+and what a release gate does, is the same program.
 """
 
 import importlib.util
@@ -29,8 +29,8 @@ def obstacle(suite: str) -> str | None:
     """Why a suite cannot be asked from here."""
     if suite != CANARY and importlib.util.find_spec(PROGRAM) is None:
         return (
-            "assay-smoke is not installed, so nobody can find the server sound: install smoke_tests/,"
-            f" or set ASSAY_READY_SUITE={CANARY} where a canary beside the server opens the door"
+            "assay-smoke is not installed, so nobody can find the server sound: install"
+            f" smoke_tests/, or set ASSAY_READY_SUITE={CANARY} where a canary beside the server opens the door"
         )
     return None
 
@@ -52,7 +52,8 @@ class Report:
 
     def words(self) -> str:
         if self.passed:
-            return f"suite {self.suite}, tier ready: {self.checks} checks passed in {self.seconds:.1f} s"
+            took = f"{self.checks} checks passed in {self.seconds:.1f} s"
+            return f"suite {self.suite}, tier ready: {took}"
         found = "found the server incoherent" if self.ran else "could not find the server sound"
         return f"suite {self.suite} {found}: " + "; ".join(self.reasons)
 

@@ -6,11 +6,11 @@ a key where keys are asked for.
 Two questions, in this order:
 
 *Who is it?* With `$ASSAY_API_KEYS_FILE`, every path but HEALTH_PATHS wants `Authorization: Bearer
-KEY` with one of the keys in that file (one a line, `#` for comments); anything else is 401. vLLM's own
-`--api-key` guards only some paths. The file is read again when it changes.
+KEY` with one of the keys in that file (one a line, `#` for comments); anything else is 401. vLLM's
+own `--api-key` guards only some paths. The file is read again when it changes.
 
-*Is the server sound?* The door is open while the file `$ASSAY_RUN_DIR/open` exists. Closed, everything
-but OPEN_PATHS is 503 with Retry-After.
+*Is the server sound?* The door is open while the file `$ASSAY_RUN_DIR/open` exists. Closed,
+everything but OPEN_PATHS is 503 with Retry-After.
 
 The holder of the key in `$ASSAY_BYPASS_KEY_FILE`, who sends it in the header `x-assay-key`, passes both:
 whoever tests the server before its clients may use it. A file, because the environment of a process can

@@ -49,7 +49,8 @@ class Questioning(Check):
         chosen = [
             q
             for q in lab.suite.questions
-            if self.usable(q) and (not self.params.categories or q.category in self.params.categories)
+            if self.usable(q)
+            and (not self.params.categories or q.category in self.params.categories)
         ]
         lab.rng(self.name).shuffle(chosen)
         first = [lab.suite.by_id[i] for i in self.params.first if i in lab.suite.by_id]
@@ -95,7 +96,9 @@ class KnownAnswers(Questioning):
             self.sample = (str(question.messages[-1].get("content")), answer.content)
         if is_right(question, answer):
             return None
-        return f"{question.id}: wanted {excerpt(str(question.expected), 40)!r}, got {said(answer)!r}"
+        return (
+            f"{question.id}: wanted {excerpt(str(question.expected), 40)!r}, got {said(answer)!r}"
+        )
 
 
 class ToolCalls(Questioning):
@@ -113,7 +116,9 @@ class ToolCalls(Questioning):
 
     async def problem(self, lab: Lab, question: Question) -> str | None:
         answer = await lab.ask(question, self.name)
-        schemas = {t["function"]["name"]: t["function"].get("parameters", {}) for t in question.tools}
+        schemas = {
+            t["function"]["name"]: t["function"].get("parameters", {}) for t in question.tools
+        }
         if not answer.tool_calls:
             return f"{question.id}: no call, but {said(answer)!r}"
         for call in answer.tool_calls:

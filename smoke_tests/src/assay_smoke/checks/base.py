@@ -34,8 +34,8 @@ class Outcome:
 
     @classmethod
     def of_rate(
-        cls, rule: RateRule, events: int, n: int, bad: str, of: str, examples: list[str] | None = None,
-        **figures: float,
+        cls, rule: RateRule, events: int, n: int, bad: str, of: str,
+        examples: list[str] | None = None, **figures: float,
     ) -> Outcome:  # fmt: skip
         """Decide on `events` of `n`: '3 of 120 tokens repeat', `bad` being 'repeat'."""
         decision = rule.decide(events, n)
@@ -74,7 +74,7 @@ class Check(ABC):
     def __init__(self, params: Any) -> None:
         self.params = params
 
-    async def prepare(self, lab: Lab) -> None:
+    async def prepare(self, lab: Lab) -> None:  # noqa: B027 -- most have nothing to prepare
         """Before anything is asked."""
 
     @abstractmethod

@@ -17,7 +17,8 @@ class Divergence:
     reference: str
     other: str
     gap: float
-    """Nats by which the likelier of the two was ahead, as the surer side saw it; inf when unknown."""
+    """Nats by which the likelier of the two was ahead, as the surer side saw it; inf when unknown.
+    """
 
     def words(self, label: str) -> str:
         return (
@@ -66,7 +67,9 @@ class Comparisons:
                 return
             self.pairs += 1
             self.tokens += 1
-            self.found.append(f"{label}: {excerpt(other.text, 50)!r}, not {excerpt(reference.text, 50)!r}")
+            self.found.append(
+                f"{label}: {excerpt(other.text, 50)!r}, not {excerpt(reference.text, 50)!r}"
+            )
             return
         self.pairs += 1
         divergence = first_divergence(reference, other)

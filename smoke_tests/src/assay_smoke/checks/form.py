@@ -50,7 +50,9 @@ class ScriptMix(Check):
             if odd:
                 first = odd[0]
                 around = text[max(0, first.index - 20) : first.index + 20]
-                examples.append(f"{answer.label}: {first.why} at {first.index}: {excerpt(around)!r}")
+                examples.append(
+                    f"{answer.label}: {first.why} at {first.index}: {excerpt(around)!r}"
+                )
         return Outcome.of_rate(
             self.params.rule, bad, samples, "hold an odd character",
             f"pieces of {self.params.per} characters", examples,
@@ -60,7 +62,8 @@ class ScriptMix(Check):
 class Repetition(Check):
     """Answers that go round in circles, or say one phrase over and over.
 
-    A model whose attention lost its past repeats itself; greedy decoding then never leaves the loop.
+    A model whose attention lost its past repeats itself; greedy decoding then never leaves the
+    loop.
     """
 
     name = "repetition"
@@ -116,7 +119,11 @@ class EmptyContent(Check):
                 continue
             if answer.finish_reason is None and answer.problems:
                 continue  # broken off: `well-formed` tells of it
-            what = f"only reasoning, {len(answer.reasoning)} characters" if answer.reasoning else "empty"
+            what = (
+                f"only reasoning, {len(answer.reasoning)} characters"
+                if answer.reasoning
+                else "empty"
+            )
             found.append(f"{answer.label}: {what}, finish_reason {answer.finish_reason!r}")
         return Outcome.of_rate(
             self.params.rule, len(found), len(answers), "without content", "answers", found
@@ -126,8 +133,8 @@ class EmptyContent(Check):
 class FinishReasons(Check):
     """Answers to short questions that end for another reason than being finished.
 
-    A model that misses its end token runs into max_tokens on everything; one that emits it too early
-    cuts its answers. Neither needs to look wrong in any single answer.
+    A model that misses its end token runs into max_tokens on everything; one that emits it too
+    early cuts its answers. Neither needs to look wrong in any single answer.
     """
 
     name = "finish-reasons"
@@ -144,7 +151,9 @@ class FinishReasons(Check):
         found, looked = [], 0
         for answer in said_something(lab):
             counts[str(answer.finish_reason)] += 1
-            if not answer.label.startswith(("known-answers", "determinism", "tool-calls", "thinking")):
+            if not answer.label.startswith(
+                ("known-answers", "determinism", "tool-calls", "thinking")
+            ):
                 continue
             looked += 1
             if answer.finish_reason not in ("stop", "tool_calls"):
@@ -178,7 +187,7 @@ class SpecialTokens(Check):
     params: Params
 
     async def run(self, lab: Lab) -> Outcome:
-        answers, found = said_something(lab), []
+        answers, found = [a for a in said_something(lab) if a.chat], []
         for answer in answers:
             leaked = [t for t in special_tokens(answer.text) if t not in answer.prompt]
             if leaked:
@@ -219,5 +228,3 @@ class WellFormed(Check):
             self.params.rule, len(found) + len(lied), len(lab.transcript), "break the protocol",
             "answers", [*found, *lied],
         )  # fmt: skip
-
-

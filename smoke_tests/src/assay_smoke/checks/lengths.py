@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from assay_smoke.checks.answers import said
 from assay_smoke.checks.base import Check, Outcome, RateParams
-from assay_smoke.checks.probabilities import ends_of, rescore
+from assay_smoke.checks.probabilities import rescore
 from assay_smoke.lab import Lab
 from assay_smoke.prompts import NeedlePrompts, ruler
 from assay_smoke.stats import percent
@@ -47,7 +47,10 @@ class BoundaryLengths(Check):
         wrong: dict[str, list[bool]] = defaultdict(list)
         examples: list[str] = []
         await asyncio.gather(
-            *(self._residues(lab, needles, wrong, examples) for _ in range(self.params.per_residue)),
+            *(
+                self._residues(lab, needles, wrong, examples)
+                for _ in range(self.params.per_residue)
+            ),
             self._edges(lab, needles, self.params.edges, wrong, examples),
             self._shortest(lab, wrong, examples),
         )
@@ -85,7 +88,10 @@ class BoundaryLengths(Check):
         wanted = list(lengths)
         # A switch of thinking belongs to the chat's encoding, so to the tokenizer's request.
         found = await ruler(
-            lab.client, needles, max(wanted) + (200 if offset else 0), lab.client.thinking.body(False)
+            lab.client,
+            needles,
+            max(wanted) + (200 if offset else 0),
+            lab.client.thinking.body(False),
         )
         room = lab.client.max_model_len
         results = []
@@ -118,11 +124,8 @@ class BoundaryLengths(Check):
         for n, bad in (pair for pairs in asked for pair in pairs):
             wrong[f"length {n}"].append(bad)
 
-    async def _shortest(
-        self, lab: Lab, wrong: dict[str, list[bool]], examples: list[str]
-    ) -> None:
+    async def _shortest(self, lab: Lab, wrong: dict[str, list[bool]], examples: list[str]) -> None:
         ids = await lab.client.tokenize(lab.suite.passages[0].text)
-        ends = ends_of(lab.transcript)
 
         async def one(length: int) -> None:
             prompt = ids[:length]
@@ -132,10 +135,12 @@ class BoundaryLengths(Check):
                 wrong[f"length {length}"].append(True)
                 examples.append(f"{length} tokens: no answer")
                 return
-            again = await rescore(lab, prompt, answer.ids, f"{label} read again", ends)
+            again = await rescore(lab, prompt, answer.ids, f"{label} read again")
             worst = max(again.gaps, default=0.0)
             wrong[f"length {length}"].append(worst > lab.suite.margin)
             if worst > lab.suite.margin:
-                examples.append(f"{length} tokens: a token {worst:.1f} nats unlikely when read again")
+                examples.append(
+                    f"{length} tokens: a token {worst:.1f} nats unlikely when read again"
+                )
 
         await asyncio.gather(*(one(n) for n in self.params.shortest))

@@ -69,7 +69,7 @@ class LongGeneration(Check):
             *(
                 lab.chat(
                     [{"role": "user", "content": prompt}], label=f"{self.name} {prompt[:40]}",
-                    max_tokens=wanted, min_tokens=wanted, thinking=False,
+                    max_tokens=wanted, min_tokens=wanted, thinking=False, stream=True,
                 )
                 for prompt in prompts[: self.params.answers]
             )
@@ -87,13 +87,13 @@ class LongGeneration(Check):
         detects = f"a window of {self.params.window} tokens that is garbage, up to token {wanted}"
         if bad:
             place = bad[0].split(": ", 1)[1]
-            return Outcome("fail", f"{len(bad)} of {looked} windows, first {place}", detects, figures,
-                           tuple(bad[:5]))  # fmt: skip
+            reason = f"{len(bad)} of {looked} windows, first {place}"
+            return Outcome("fail", reason, detects, figures, tuple(bad[:5]))
         short = [a for a in answers if a.generated < self.params.unsure_below * wanted]
         if short:
             counts = ", ".join(str(a.generated) for a in short)
-            return Outcome("fail" if all(a.finish_reason is None for a in short) else "unsure",
-                           f"answers of {counts} tokens, {wanted} were wanted", "", figures)  # fmt: skip
+            reason = f"not enough samples: answers of {counts} tokens, {wanted} were wanted"
+            return Outcome("unsure", reason, "", figures)
         return Outcome("pass", f"{looked} windows of {tokens} tokens", detects, figures)
 
     def _wrong(self, lab: Lab, answer: Answer, window: Window) -> str | None:

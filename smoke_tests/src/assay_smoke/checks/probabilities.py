@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-
 from assay_smoke.checks.base import Check, Outcome, RateParams
 from assay_smoke.client import Answer
 from assay_smoke.errors import CouldNotRunError
@@ -22,8 +21,8 @@ class NanLogprobs(Check):
 
     NaN logits are incoherence, whatever the text looks like. vLLM answers 500 when it must write
     NaN into a whole answer, `null` in a stream, -9999 for -inf; others write `NaN`, which is not
-    JSON. A 500 counts only if the same request succeeds whenever no log-probabilities are asked for:
-    any other 500 is an outage, not NaN.
+    JSON. A 500 counts only if the same request succeeds whenever no log-probabilities are asked
+    for: any other 500 is an outage, not NaN.
     """
 
     name = "nan-logprobs"
@@ -36,18 +35,17 @@ class NanLogprobs(Check):
 
     async def run(self, lab: Lab) -> Outcome:
         asked = [a for a in lab.transcript if a.asked_logprobs]
+        silent = [a for a in asked if a.content and not a.tokens and not a.tool_calls]
+        told = len(asked) - len(silent)
         bad = [f"{a.label}: {a.unreal[0]}" for a in asked if a.unreal]
-        silent = [a for a in asked if a.generated and not a.tokens and not a.tool_calls and a.content]
-        tokens = sum(len(a.tokens) for a in asked)
         examples = [*lab.nan_500, *bad]
-        events = min(len(examples), len(asked))
-        if not events and asked and len(silent) == len(asked):
+        if not examples and silent and not any(a.tokens for a in asked):
             return Outcome("error", "the server gives no log-probabilities")
-        outcome = Outcome.of_rate(
-            self.params.rule, events, len(asked), "with log-probabilities that are none", "answers",
-            examples, tokens=tokens,
+        return Outcome.of_rate(
+            self.params.rule, min(len(examples), max(told, 1)), max(told, 1) if examples else told,
+            "with log-probabilities that are none", "answers", examples,
+            tokens=sum(len(a.tokens) for a in asked),
         )  # fmt: skip
-        return outcome
 
 
 class GreedyChoice(Check):
@@ -67,13 +65,11 @@ class GreedyChoice(Check):
 
     async def run(self, lab: Lab) -> Outcome:
         found, tokens = [], 0
-        # An answer that may not end yet takes the second best where it would have ended.
-        ends = {a.tokens[-1].text for a in lab.transcript if a.tokens and a.finish_reason == "stop"}
         for answer in lab.transcript:
             if not answer.free:
                 continue
             for index, token in enumerate(answer.tokens):
-                if not token.top or (token.top[0][0] in ends and token.text not in ends):
+                if not token.top or answer.held_back(index):
                     continue
                 tokens += 1
                 if token.behind > lab.suite.margin:
@@ -95,11 +91,8 @@ class Rescored:
     unreal: list[str] = field(default_factory=list)
 
 
-async def rescore(
-    lab: Lab, prompt_ids: Sequence[int], ids: Sequence[int], label: str, ends: frozenset[int]
-) -> Rescored:
-    """Send prompt and answer as one prompt; positions where the likeliest token is one of `ends`
-    are left out when the answer was not allowed to end."""
+async def rescore(lab: Lab, prompt_ids: Sequence[int], ids: Sequence[int], label: str) -> Rescored:
+    """Send prompt and answer as one prompt, and look at the answer's part."""
     answer = await lab.complete(
         [*prompt_ids, *ids], label=label, max_tokens=1, logprobs=None, prompt_logprobs=1
     )
@@ -114,21 +107,18 @@ async def rescore(
         if not position or token not in position:
             found.gaps.append(math.inf)
             continue
-        likeliest = max(position, key=lambda i: position[i])
-        if likeliest in ends and token not in ends:
-            continue
-        gap = position[likeliest] - position[token]
+        gap = max(position.values()) - position[token]
         found.gaps.append(gap if gap == gap else math.inf)
     return found
 
 
-def ends_of(answers: Sequence[Answer]) -> frozenset[int]:
-    """Ids of tokens that ended an answer by themselves."""
-    return frozenset(a.ids[-1] for a in answers if a.ids and a.finish_reason == "stop")
+LONG_PROMPT, LONG_PROMPT_SHARE = 1200, 5
+"""A prompt of thousands of tokens is not read again for the dozen that followed it."""
 
 
 class Rescoring(Check):
-    """What was generated token by token, read again in one prefill: each token must be likely there.
+    """What was generated token by token, read again in one prefill: each token must be likely
+    there.
 
     Decoding and prefill are different kernels, batches and caches over the same weights. A token
     that decoding got wrong, once in thousands and in fluent text, stands out in prefill by many
@@ -151,7 +141,9 @@ class Rescoring(Check):
         answers = [
             a
             for a in lab.transcript
-            if a.ids and a.prompt_ids and not a.tool_calls and "schema" not in a.label
+            if a.ids
+            and a.free
+            and 0 < len(a.prompt_ids) < max(LONG_PROMPT, LONG_PROMPT_SHARE * len(a.ids))
         ]
         answers.sort(key=lambda a: -len(a.ids))
         chosen, planned = [], 0
@@ -162,22 +154,25 @@ class Rescoring(Check):
             planned += len(answer.ids)
         if not chosen:
             raise CouldNotRunError("the server does not say token ids (return_token_ids)")
-        ends = ends_of(lab.transcript)
         places = asyncio.Semaphore(self.params.parallel)
 
         async def again(answer: Answer) -> Rescored:
             async with places:
                 return await rescore(
-                    lab, answer.prompt_ids, answer.ids, f"{self.name} of {answer.label}", ends
+                    lab, answer.prompt_ids, answer.ids, f"{self.name} of {answer.label}"
                 )
 
         results = await asyncio.gather(*(again(a) for a in chosen))
         found, tokens = [], 0
         for answer, result in zip(chosen, results, strict=True):
-            tokens += len(result.gaps)
             for index, gap in enumerate(result.gaps):
+                if answer.held_back(index):
+                    continue
+                tokens += 1
                 if gap > lab.suite.margin:
-                    found.append(f"{answer.label}: token {index} is {gap:.1f} nats unlikely in prefill")
+                    found.append(
+                        f"{answer.label}: token {index} is {gap:.1f} nats unlikely in prefill"
+                    )
         return Outcome.of_rate(
             self.params.rule, len(found), tokens, "are unlikely when read again", "tokens", found
         )
@@ -303,9 +298,7 @@ class ReferenceKl(Check):
                         lost.append(f"{text.name}: position {index}: KL {divergence:.2f}")
         return self._decide(divergences, clear, kept, lost)
 
-    def _decide(
-        self, divergences: list[float], clear: int, kept: int, lost: list[str]
-    ) -> Outcome:
+    def _decide(self, divergences: list[float], clear: int, kept: int, lost: list[str]) -> Outcome:
         n = len(divergences)
         if n < self.params.min_positions or clear == 0:
             return Outcome("unsure", f"not enough samples: {n} positions, {clear} of them clear")
@@ -313,7 +306,9 @@ class ReferenceKl(Check):
         mean, p99 = sum(finite) / n, finite[min(n - 1, int(0.99 * n))]
         share = kept / clear
         figures = {"mean_kl": mean, "p99_kl": p99, "top1": share, "positions": float(n)}
-        reason = f"mean KL {mean:.2g}, p99 {p99:.2g} nats; top-1 kept at {kept} of {clear} positions"
+        reason = (
+            f"mean KL {mean:.2g}, p99 {p99:.2g} nats; top-1 kept at {kept} of {clear} positions"
+        )
         _, high = wilson(kept, clear)
         bad = []
         if not mean <= self.params.max_mean:

@@ -151,7 +151,9 @@ class PrefillDecode(Repeating):
             )  # fmt: skip
 
         alone = await asyncio.gather(*(decode(prompt) for prompt in prompts))
-        drawn = [needles.draw(tokens=self.params.prompt_tokens) for _ in range(self.params.prefills)]
+        drawn = [
+            needles.draw(tokens=self.params.prompt_tokens) for _ in range(self.params.prefills)
+        ]
 
         async def interrupt(index: int) -> Answer:
             await asyncio.sleep(0.15 * (index + 1))
@@ -212,7 +214,9 @@ class PrefixCache(Repeating):
     async def run(self, lab: Lab) -> Outcome:
         outcome = await super().run(lab)
         if outcome.verdict == "pass" and await self._hits(lab) and not self.hits:
-            return Outcome("unsure", "the prefix cache was never hit", outcome.detects, outcome.figures)
+            return Outcome(
+                "unsure", "the prefix cache was never hit", outcome.detects, outcome.figures
+            )
         return outcome
 
     async def _hits(self, lab: Lab) -> float:
@@ -240,7 +244,9 @@ class StreamEqualsWhole(Repeating):
             )
             comparisons.add(whole, stream, question.id)
             if is_right(question, whole) and not is_right(question, stream):
-                comparisons.found.append(f"{question.id}: right in one piece, streamed {said(stream)!r}")
+                comparisons.found.append(
+                    f"{question.id}: right in one piece, streamed {said(stream)!r}"
+                )
             elif _same_tokens(whole, stream) and _visible(whole) != _visible(stream):
                 comparisons.found.append(
                     f"{question.id}: streamed {excerpt(stream.text, 40)!r}, whole"

@@ -65,7 +65,9 @@ class AcceptanceLength(Check):
         if drafts < self.params.min_drafts:
             return Outcome("unsure", f"not enough samples: {drafts:g} drafts")
         length = 1 + accepted / drafts
-        words = f"{length:.2f} tokens a step over {drafts:g} drafts, at least {self.params.at_least:g}"
+        words = (
+            f"{length:.2f} tokens a step over {drafts:g} drafts, at least {self.params.at_least:g}"
+        )
         figures = {"acceptance_length": length, "drafts": drafts}
         detects = f"a length below {self.params.at_least:g}"
         verdict = "pass" if length >= self.params.at_least else "fail"

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay_smoke.text import special_tokens
+
 NOT_A_NUMBER = -9999.0
 """What vLLM sends where a log-probability is -inf, which JSON cannot hold
 (vllm/entrypoints/openai, 0.32)."""
@@ -70,11 +72,15 @@ class Answer:
     """What was wrong with its form."""
     unreal: list[str] = field(default_factory=list)
     """Log-probabilities that are none: 'token 7: null'."""
+    chat: bool = False
+    """By the chat endpoint, whose parsers keep markup away from clients."""
     asked_logprobs: bool = False
     asked_tokens: int = 0
     """max_tokens of the request."""
     free: bool = True
-    """Nothing (a schema, forced tokens) but the model chose the tokens."""
+    """Nothing (a schema, a bias) but the model chose the tokens."""
+    endless: bool = False
+    """It was not allowed to end when it wanted to (min_tokens)."""
     seconds: float = 0.0
     first_token_seconds: float | None = None
 
@@ -87,6 +93,12 @@ class Answer:
     def generated(self) -> int:
         """Tokens, by whoever says more: usage, or the tokens that came."""
         return max(self.completion_tokens or 0, len(self.tokens), len(self.ids))
+
+    def held_back(self, index: int) -> bool:
+        """Whether the token at `index` is the second best, the end being forbidden."""
+        if not self.endless or index >= len(self.tokens) or not self.tokens[index].top:
+            return False
+        return bool(special_tokens(self.tokens[index].top[0][0]))
 
     def problem(self, words: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -192,7 +204,9 @@ def read_chat_logprobs(answer: Answer, value: Json) -> None:
         top = []
         for likely in list_of(answer, record.get("top_logprobs"), "top_logprobs"):
             other = object_of(answer, likely, "an entry of top_logprobs")
-            top.append((text_of(answer, other, "token"), _quiet(answer, other.get("logprob"), where)))
+            top.append(
+                (text_of(answer, other, "token"), _quiet(answer, other.get("logprob"), where))
+            )
         answer.tokens.append(Token(text_of(answer, record, "token"), logprob, _sorted(top)))
 
 
@@ -254,7 +268,9 @@ def read_message(answer: Answer, message: Mapping[str, Json]) -> None:
         answer, message, "reasoning_content"
     )
     for call in list_of(answer, message.get("tool_calls"), "tool_calls"):
-        function = object_of(answer, object_of(answer, call, "a tool call").get("function"), "function")
+        function = object_of(
+            answer, object_of(answer, call, "a tool call").get("function"), "function"
+        )
         answer.tool_calls.append(
             ToolCall(text_of(answer, function, "name"), text_of(answer, function, "arguments"))
         )
@@ -328,6 +344,8 @@ class StreamedChat:
             self.error = document["error"]
             return False
         read_usage(answer, document.get("usage"))
+        if "prompt_token_ids" in document and not answer.prompt_ids:
+            answer.prompt_ids = ids_of(answer, document["prompt_token_ids"], "prompt_token_ids")
         grew = False
         for value in list_of(answer, document.get("choices"), "choices"):
             choice = object_of(answer, value, "a choice")
@@ -345,6 +363,7 @@ class StreamedChat:
             answer.reasoning += reasoning
             grew |= bool(content or reasoning) | self._tool_pieces(delta)
             read_chat_logprobs(answer, choice.get("logprobs"))
+            answer.ids += ids_of(answer, choice.get("token_ids"), "token_ids")
             read_finish(answer, choice)
         return grew
 

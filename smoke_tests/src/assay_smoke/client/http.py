@@ -33,7 +33,7 @@ class Timeouts:
 
     connect: float = 10.0
     idle: float = 60.0
-    """Without a byte from the server."""
+    """Within a stream: without a byte from the server."""
     request: float = 300.0
     """From the first byte sent to the last one read."""
 
@@ -119,10 +119,13 @@ class Client:
     ) -> AsyncIterator[httpx.Response]:
         """A response whose head has come; every failure of transport becomes UnavailableError."""
         limit = timeout or self.timeouts.request
+        # A whole answer sends nothing until it is finished; only a stream can fall silent.
+        idle = self.timeouts.idle if body is not None and body.get("stream") else limit
+        patience = httpx.Timeout(min(idle, limit), connect=self.timeouts.connect)
         try:
             async with (
                 asyncio.timeout(limit),
-                self._http.stream(method, self.url + path, json=body) as response,
+                self._http.stream(method, self.url + path, json=body, timeout=patience) as response,
             ):
                 yield response
         except TimeoutError as error:
@@ -130,7 +133,7 @@ class Client:
         except httpx.ConnectError as error:
             raise UnavailableError(f"{self.url} cannot be reached: {error}") from error
         except httpx.TimeoutException as error:
-            raise UnavailableError(f"{path}: nothing came for {self.timeouts.idle:g} s") from error
+            raise UnavailableError(f"{path}: nothing came for {min(idle, limit):g} s") from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
             words = self.secrets.hide(str(error) or type(error).__name__)
             raise UnavailableError(f"{path}: the connection broke off: {words}") from error
@@ -242,6 +245,7 @@ class Client:
             "messages": list(messages),
             "max_tokens": max_tokens,
             "temperature": 0,
+            "return_token_ids": True,
             **self.thinking.body(thinking),
             **more,
         }
@@ -254,15 +258,16 @@ class Client:
         answer = Answer(
             label,
             prompt + (str(tools) if tools else ""),
+            chat=True,
             asked_logprobs=logprobs is not None,
             asked_tokens=max_tokens,
             free=not forced and not tools,
+            endless="min_tokens" in more,
         )
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
             await self._stream(body, answer)
         else:
-            body |= {"return_token_ids": True}
             await self._whole("/v1/chat/completions", body, answer, wire.read_chat)
         return answer
 
@@ -299,9 +304,7 @@ class Client:
         await self._whole("/v1/completions", body, answer, wire.read_completion)
         return answer
 
-    async def _whole(
-        self, path: str, body: Mapping[str, Any], answer: Answer, read: Any
-    ) -> None:
+    async def _whole(self, path: str, body: Mapping[str, Any], answer: Answer, read: Any) -> None:
         began = time.monotonic()
         raw = await self.request("POST", path, body)
         answer.seconds = time.monotonic() - began

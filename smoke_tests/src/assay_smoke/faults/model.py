@@ -22,25 +22,107 @@ from assay_smoke.text import words
 
 NEAR_TIE_EVERY = 61
 """Of the tokens of stories, one in so many has a rival within a quarter of a nat."""
-HEROES = "Ada Bela Cleo Dora Enid Faye Gwen Hana Iris Jade Kaya Lena Mona Nina Olga Pia Ruth".split()
-PLACES = (
-    "harbour mill market garden bridge tower village meadow river orchard castle quarry lighthouse"
-    " station library bakery forest island chapel museum theatre valley canal"
-).split()
-THINGS = (
-    "lamp key letter barrel violin compass coat anchor basket ring clock rope mirror saddle kettle"
-    " ladder whistle drum map"
-).split()
-MOODS = "calm proud curious tired merry brave hungry quiet lucky patient grateful".split()
-DEEDS = (
-    "helped an old miller with the {thing}|found a {thing} below the stairs|traded the {thing} for"
-    " bread|carried the {thing} across the {place}|lost the {thing} near the {place}|painted the"
-    " {thing} in two colours|hid the {thing} from the wind"
-).split("|")
+HEROES = [
+    "Ada",
+    "Bela",
+    "Cleo",
+    "Dora",
+    "Enid",
+    "Faye",
+    "Gwen",
+    "Hana",
+    "Iris",
+    "Jade",
+    "Kaya",
+    "Lena",
+    "Mona",
+    "Nina",
+    "Olga",
+    "Pia",
+    "Ruth",
+]
+PLACES = [
+    "harbour",
+    "mill",
+    "market",
+    "garden",
+    "bridge",
+    "tower",
+    "village",
+    "meadow",
+    "river",
+    "orchard",
+    "castle",
+    "quarry",
+    "lighthouse",
+    "station",
+    "library",
+    "bakery",
+    "forest",
+    "island",
+    "chapel",
+    "museum",
+    "theatre",
+    "valley",
+    "canal",
+]
+THINGS = [
+    "lamp",
+    "key",
+    "letter",
+    "barrel",
+    "violin",
+    "compass",
+    "coat",
+    "anchor",
+    "basket",
+    "ring",
+    "clock",
+    "rope",
+    "mirror",
+    "saddle",
+    "kettle",
+    "ladder",
+    "whistle",
+    "drum",
+    "map",
+]
+MOODS = [
+    "calm",
+    "proud",
+    "curious",
+    "tired",
+    "merry",
+    "brave",
+    "hungry",
+    "quiet",
+    "lucky",
+    "patient",
+    "grateful",
+]
+DEEDS = [
+    "helped an old miller with the {thing}",
+    "found a {thing} below the stairs",
+    "traded the {thing} for bread",
+    "carried the {thing} across the {place}",
+    "lost the {thing} near the {place}",
+    "painted the {thing} in two colours",
+    "hid the {thing} from the wind",
+]
 NEIGHBOUR = {
-    word: words_[(i + 1) % len(words_)] for words_ in (PLACES, THINGS, MOODS) for i, word in enumerate(words_)
+    word: words_[(i + 1) % len(words_)]
+    for words_ in (PLACES, THINGS, MOODS)
+    for i, word in enumerate(words_)
 }
-WORDLIST = sorted({*HEROES, *PLACES, *THINGS, *MOODS, *"the a of and then was were at by on".split()})
+WORDLIST = sorted(
+    {
+        *HEROES,
+        *PLACES,
+        *THINGS,
+        *MOODS,
+        *["the", "a", "of", "and", "then", "was", "were", "at", "by", "on"],
+    }
+)
 
 
 def noise(*parts: Any) -> float:
@@ -157,7 +239,7 @@ class Model:
         asked = self._ask.findall(turn)
         if asked:
             fact = self._fact.replace(r"\{name\}", re.escape(asked[-1]))
-            if (found := re.findall(fact, prompt)) :
+            if found := re.findall(fact, prompt):
                 said = self.suite.needle.fact.format(name=asked[-1], code=found[-1])
                 return Plan(content=encode_text(said))
         if turn.strip() in self._long or "story" in turn.casefold():

@@ -27,6 +27,9 @@ FOREIGN = {
     "hangul": "가나다라마바사아자차",
     "unprintable": "\ufffd\u0003\u200b\ue000\x1b",
 }
+KINDS: tuple[Literal["words", "cjk", "cyrillic", "arabic", "hangul", "unprintable"], ...] = (
+    "words", "words", "cjk", "cyrillic", "arabic", "hangul", "unprintable",
+)  # fmt: skip
 Garbage = Literal["words", "cjk", "cyrillic", "arabic", "hangul", "unprintable", "mixed"]
 
 
@@ -102,7 +105,7 @@ class Mode(ABC):
         """The prompt token at `index` as prefill sees it."""
         return step
 
-    def reply(self, request: Request, reply: Reply) -> None:
+    def reply(self, request: Request, reply: Reply) -> None:  # noqa: B027
         """The whole answer."""
 
     def logprob(self, request: Request, index: int, value: float, reply: Reply) -> Any:
@@ -117,7 +120,7 @@ class Mode(ABC):
         """A stream's events, whole, as they would be sent."""
         return events
 
-    def metrics(self, metrics: dict[str, float]) -> None:
+    def metrics(self, metrics: dict[str, float]) -> None:  # noqa: B027
         """What the server counts of itself."""
 
     @classmethod
@@ -147,7 +150,7 @@ def build(name: str, parameters: dict[str, Any], seed: int) -> Mode:
 def garbage(rng: random.Random, kind: Garbage) -> str:
     """A token that has nothing to do with anything."""
     if kind == "mixed":
-        kind = rng.choice(["words", "words", *FOREIGN])  # type: ignore[assignment]
+        kind = rng.choice(KINDS)
     if kind == "words":
         return " " + rng.choice(WORDLIST)
     return "".join(rng.choice(FOREIGN[kind]) for _ in range(rng.randint(1, 2)))
@@ -211,13 +214,15 @@ class GarbageTokens(Wrong):
         request.hit = True
 
     def strikes(self, request: Request, index: int) -> bool:
-        return request.rng.random() < self.params.rate
+        return bool(request.rng.random() < self.params.rate)
 
     def read(self, request: Request, index: int, step: Step) -> Step:
         if request.rng.random() >= self.params.rate:
             return step
         own = -request.rng.uniform(5, 14)
-        return Step(step.token, own, [(" " + WORDLIST[index % len(WORDLIST)], -0.5), (step.token, own)])
+        return Step(
+            step.token, own, [(" " + WORDLIST[index % len(WORDLIST)], -0.5), (step.token, own)]
+        )
 
 
 class Repeats(Mode):
@@ -365,7 +370,7 @@ class RareTokens(Wrong):
         return {"one_in": rng.randint(2700, 3300), "kind": rng.choice(["words", "mixed"])}
 
     def strikes(self, request: Request, index: int) -> bool:
-        return request.rng.random() < 1 / self.params.one_in
+        return bool(request.rng.random() < 1 / self.params.one_in)
 
 
 class PastPosition(Wrong):
@@ -385,7 +390,7 @@ class PastPosition(Wrong):
 
     def strikes(self, request: Request, index: int) -> bool:
         late = request.prompt_length + index >= self.params.position
-        return late and request.rng.random() < self.params.rate
+        return bool(late and request.rng.random() < self.params.rate)
 
 
 class UnderConcurrency(Wrong):
@@ -406,7 +411,7 @@ class UnderConcurrency(Wrong):
 
     def strikes(self, request: Request, index: int) -> bool:
         busy = request.in_flight() >= self.params.requests
-        return busy and request.rng.random() < self.params.rate
+        return bool(busy and request.rng.random() < self.params.rate)
 
 
 class SecondRequest(Mode):
@@ -472,7 +477,8 @@ class BlockBoundary(Wrong):
                 "kind": rng.choice(["words", "mixed"])}  # fmt: skip
 
     def strikes(self, request: Request, index: int) -> bool:
-        return (request.prompt_length + index) % self.params.block == self.params.offset
+        position = request.prompt_length + index
+        return bool(position % self.params.block == self.params.offset)
 
 
 class Splicing(Wrong):
@@ -490,7 +496,7 @@ class Splicing(Wrong):
         return {"rate": rng.uniform(0.001, 0.05), "kind": kind}
 
     def strikes(self, request: Request, index: int) -> bool:
-        return request.rng.random() < self.params.rate
+        return bool(request.rng.random() < self.params.rate)
 
 
 class FluentlyWrong(Mode):
@@ -553,7 +559,9 @@ class Leak(Mode):
 
     @classmethod
     def draw(cls, rng: random.Random) -> dict[str, Any]:
-        markup = rng.choice(["</think>", "<｜end▁of▁sentence｜>", "<｜tool▁calls▁begin｜>", "<|im_end|>"])
+        markup = rng.choice(
+            ["</think>", "<｜end▁of▁sentence｜>", "<｜tool▁calls▁begin｜>", "<|im_end|>"]
+        )
         return {"rate": rng.uniform(0.05, 1.0), "markup": markup}
 
     def reply(self, request: Request, reply: Reply) -> None:

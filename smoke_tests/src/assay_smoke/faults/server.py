@@ -178,7 +178,9 @@ class FaultServer:
         ]
         hit = wanted.prompt_logprobs is None and any(b in self.prefixes for b in blocks)
         self.counts["vllm:prefix_cache_queries_total"] += len(wanted.tokens)
-        self.counts["vllm:prefix_cache_hits_total"] += BLOCK * sum(b in self.prefixes for b in blocks)
+        self.counts["vllm:prefix_cache_hits_total"] += BLOCK * sum(
+            b in self.prefixes for b in blocks
+        )
         self.counts["vllm:prompt_tokens_total"] += len(wanted.tokens)
         self.prefixes.update(blocks)
         seen = self.seen.get(key, 0)
@@ -215,7 +217,7 @@ class FaultServer:
             plan = self.model.continuation(wanted.tokens)
             for index, planned in enumerate(islice(plan, wanted.max_tokens)):
                 if planned == EOS and index < wanted.min_tokens:
-                    planned = " and"  # noqa: PLW2901 -- the end is forbidden here
+                    planned = " and"
                 pause = self.mode.delay(request, index)
                 if pause or index % CHUNK == CHUNK - 1:
                     await asyncio.sleep(pause or STEP_SECONDS)
@@ -235,9 +237,7 @@ class FaultServer:
         self.mode.reply(request, reply)
         return reply
 
-    def _prefill(
-        self, wanted: Wanted, request: Request, scores: Scores
-    ) -> list[Step | None]:
+    def _prefill(self, wanted: Wanted, request: Request, scores: Scores) -> list[Step | None]:
         if wanted.prompt_logprobs is None:
             return []
         planned = self.model.predict(wanted.tokens)
@@ -286,7 +286,9 @@ class FaultServer:
                 "reasoning": reply.reasoning or None, "tool_calls": _calls(reply.calls),
             }  # fmt: skip
             if wanted.logprobs:
-                content = [self._logprob(wanted, request, i, reply) for i in range(len(reply.steps))]
+                content = [
+                    self._logprob(wanted, request, i, reply) for i in range(len(reply.steps))
+                ]
                 choice["logprobs"] = {"content": content}
             if wanted.return_ids:
                 choice["token_ids"] = ids
@@ -336,7 +338,9 @@ class FaultServer:
             # A slow or hanging server holds the client with a stream that has begun.
             yield _event(_piece({"role": "assistant", "content": ""}))
         reply = await self._generate(wanted, request)
-        for number, event in enumerate(self.mode.events(request, self._stream(wanted, request, reply))):
+        for number, event in enumerate(
+            self.mode.events(request, self._stream(wanted, request, reply))
+        ):
             if isinstance(self.mode, BrokenOff) and request.hit and number > 1:
                 raise CutOffError
             yield event
@@ -345,21 +349,30 @@ class FaultServer:
 
     def _stream(self, wanted: Wanted, request: Request, reply: Reply) -> list[bytes]:
         """Every event; text goes in pieces of a token, log-probabilities beside them."""
-        events = [_event(_piece({"role": "assistant", "content": ""}))]
+        first = _piece({"role": "assistant", "content": ""})
+        if wanted.return_ids:
+            first["prompt_token_ids"] = [token_id(t) for t in wanted.tokens]
+        events = [_event(first)]
         pieces: list[dict[str, Any]] = [{"reasoning": t} for t in encode_text(reply.reasoning)]
         pieces += [{"content": t} for t in encode_text(reply.content)]
         for index, (name, arguments) in enumerate(reply.calls):
             half = len(arguments) // 2
             pieces.append(_call_piece(index, name, ""))
-            pieces += [_call_piece(index, None, part) for part in (arguments[:half], arguments[half:])]
+            pieces += [
+                _call_piece(index, None, part) for part in (arguments[:half], arguments[half:])
+            ]
         entries = []
         if wanted.logprobs:
             entries = [self._logprob(wanted, request, i, reply) for i in range(len(reply.steps))]
+        ids = [token_id(step.token) for step in reply.steps] if wanted.return_ids else []
         for index, delta in enumerate(pieces):
             probability = entries[index : index + 1]
-            events.append(_event(_piece(delta, {"content": probability} if probability else None)))
+            piece = _piece(delta, {"content": probability} if probability else None)
+            piece["choices"][0]["token_ids"] = ids[index : index + 1]
+            events.append(_event(piece))
         rest = entries[len(pieces) :]
         last = _piece({}, {"content": rest} if rest else None)
+        last["choices"][0]["token_ids"] = ids[len(pieces) :]
         last["choices"][0]["finish_reason"] = reply.finish
         events.append(_event(last))
         if wanted.usage:
@@ -428,7 +441,7 @@ class Running:
 
     def __init__(self, server: FaultServer, host: str = "127.0.0.1", port: int = 0) -> None:
         config = uvicorn.Config(
-            server.app, host=host, port=port, log_level="critical", access_log=False, lifespan="off",
+            server.app, log_level="critical", access_log=False, lifespan="off",
             timeout_graceful_shutdown=0,
         )  # fmt: skip
         self._uvicorn = uvicorn.Server(config)

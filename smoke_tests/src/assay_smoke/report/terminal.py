@@ -62,7 +62,8 @@ def table(report: Report) -> str:
         + (f", model {report.model}" if report.model else "")
     ]
     lines.append(f"{'check':<20} {'verdict':<7} {'seconds':>7}  what was seen")
-    for result in report.results:
+    left = [r for r in report.results if report.error and r.outcome.reason == report.error]
+    for result in (r for r in report.results if r not in left):
         outcome = result.outcome
         lines.append(
             f"{result.name:<20} {mark(outcome.verdict):<7} {result.seconds:>7.1f}  {outcome.reason}"
@@ -71,10 +72,12 @@ def table(report: Report) -> str:
             lines.append(f"{'':<37} would have seen {outcome.detects}")
         if outcome.verdict != "pass":
             lines += [f"{'':<37} - {example}" for example in outcome.examples]
+    if left:
+        lines.append(f"not run to an end: {', '.join(r.name for r in left)}")
     lines.append(
         f"{report.verdict.upper()}: {report.generated_tokens} tokens generated,"
         f" {report.prompt_tokens} read, {report.seconds:.1f} s, seed {report.seed}"
     )
     if report.error:
-        lines.append(f"could not run to its end: {report.error}")
+        lines.append(f"no verdict on all of it: {report.error}")
     return "\n".join(lines)

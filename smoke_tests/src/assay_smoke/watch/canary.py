@@ -107,8 +107,8 @@ class Canary:
         await asyncio.wait([stopped, *tasks], timeout=STOP_SECONDS)
         listener.close()
         for task in done - {stopped}:
-            if (error := task.exception()) is not None:
-                raise error
+            if (crash := task.exception()) is not None:
+                raise crash
         return 0
 
     @property
@@ -161,7 +161,7 @@ class Canary:
         """One probe, if there are tokens for it; seconds until the next."""
         door = self.settings.door
         if self.hysteresis.ready and not door.is_open:
-            # Somebody made the run folder afresh: a new server, of whose start nothing was seen yet.
+            # Somebody made the run folder afresh: another server, whose start was not seen yet.
             self.hysteresis.restart()
         tier = READY if self.hysteresis.needs_ready_tier else PROBE
         now = time.monotonic()
@@ -191,7 +191,11 @@ class Canary:
         state = self.hysteresis.note(report.verdict)
         reasons = [f"{r.name}: {r.outcome.reason}" for r in report.results
                    if r.outcome.verdict not in ("pass", "skip")]  # fmt: skip
-        self.reason = state if report.verdict == "pass" else f"{state}: {(report.error or '; '.join(reasons))[:300]}"
+        self.reason = (
+            state
+            if report.verdict == "pass"
+            else f"{state}: {(report.error or '; '.join(reasons))[:300]}"
+        )
         if state == "ready" and not door.is_open and not door.open():
             self.hysteresis.restart()
             self._say("finds no run folder to open the door in")

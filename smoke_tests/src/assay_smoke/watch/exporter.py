@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -33,8 +33,13 @@ HEALTHY_SECONDS = 30.0
 class Exporter:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        gauge = lambda name, text, labels=(): Gauge(PREFIX + name, text, labels, registry=registry)  # noqa: E731
-        counter = lambda name, text, labels=(): Counter(PREFIX + name, text, labels, registry=registry)  # noqa: E731
+
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(PREFIX + name, text, labels, registry=registry)
+
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(PREFIX + name, text, labels, registry=registry)
+
         self.ready = gauge("ready", "1 while clients may be answered")
         self.state = gauge("state", "1 for the state that the canary is in", ["state"])
         self.door = gauge("door_open", "1 while the door is open")
@@ -52,7 +57,9 @@ class Exporter:
         self.top1 = gauge("top1_share", "Share of positions that keep the reference's top-1 token")
         self.repetition = gauge("repetition_ratio", "Share of 5-grams of a long answer that repeat")
         self.last_good = gauge("last_good_timestamp_seconds", "When a probe last passed; 0: never")
-        self.age = gauge("last_good_age_seconds", "Seconds since then; of the canary's start if never")
+        self.age = gauge(
+            "last_good_age_seconds", "Seconds since then; of the canary's start if never"
+        )
         self.restarts = counter("server_restarts", "Changes of the server's process that were seen")
         self.pulse = gauge("engine", "1 for what the engine does", ["pulse"])
         self.iterations = gauge("engine_iterations", "Steps that the engine says it has made")
@@ -121,7 +128,9 @@ class Exporter:
 
     async def _healthz(self, _: Request) -> Response:
         late = time.monotonic() - self._beat
-        return JSONResponse({"seconds_since_beat": round(late, 1)}, 200 if late < HEALTHY_SECONDS else 503)
+        return JSONResponse(
+            {"seconds_since_beat": round(late, 1)}, 200 if late < HEALTHY_SECONDS else 503
+        )
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,8 +1,8 @@
 """Is the engine dead, or is it busy?
 
 `/health` may answer 200 with a dead engine (vLLM issues 39863, 36451), and a long prefill makes a
-healthy one silent. What tells them apart is `iteration_tokens_total`: it advances with every step, so
-an engine that has requests running and makes no step for a while is stalled.
+healthy one silent. What tells them apart is `iteration_tokens_total`: it advances with every step,
+so an engine that has requests running and makes no step for a while is stalled.
 """
 
 from __future__ import annotations

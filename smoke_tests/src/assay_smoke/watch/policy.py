@@ -2,9 +2,9 @@
 
 The stated policy: the door opens when the ready tier has passed for this very server process. It
 closes after `fail_after` incoherent probes in a row, if closing is allowed at all, and opens again
-after the ready tier has passed `recover_after` times in a row. An outage (nothing came, 5xx, time-out)
-says nothing about coherence: it makes the canary not ready after `outage_after` probes, and never
-touches the door. Neither does the canary's own end.
+after the ready tier has passed `recover_after` times in a row. An outage (nothing came, 5xx,
+time-out) says nothing about coherence: it makes the canary not ready after `outage_after` probes,
+and never touches the door. Neither does the canary's own end.
 """
 
 from __future__ import annotations
