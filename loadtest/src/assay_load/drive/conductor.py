@@ -37,6 +37,7 @@ STAGE = "assay_stage"
 REPORT = "assay_report"
 """Message from a worker: a Report as a dict."""
 WATCH_SECONDS = 0.1
+STOPPED = "it was stopped before its plan was done"
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class WorkerState:
     start_lag: float = 0.0
     cpu_share: float = 0.0
     missing: bool = False
+    closed: bool = False
+    """It was stopped, and has reported all it has."""
 
 
 @dataclass
@@ -101,6 +104,7 @@ class Conductor:
             return  # left over from an earlier run
         self.tally.merge(Tally.from_wire(report["tally"]))
         state.finished = report["finished"]
+        state.closed = report["closed"]
         state.in_flight = report["in_flight"]
         state.start_lag = max(state.start_lag, report["start_lag"])
         state.cpu_share = max(state.cpu_share, report["cpu_share"])
@@ -108,7 +112,7 @@ class Conductor:
     def lost(self, worker: str) -> None:
         """A worker is gone; what it reported stays."""
         state = self.workers.get(worker)
-        if state is not None and not state.finished and not state.missing:
+        if state is not None and not (state.finished or state.missing or state.closed):
             state.missing = True
             self._reasons.append(f"the worker {worker} was lost, and what it had not reported")
 
@@ -120,8 +124,10 @@ class Conductor:
         while not self.over.is_set():
             gevent.sleep(WATCH_SECONDS)
             self._look_for_lost_workers()
-            living = [s for s in self.workers.values() if not s.missing]
-            if all(state.finished for state in living):
+            states = self.workers.values()
+            if all(s.finished or s.missing or s.closed for s in states):
+                if any(s.closed and not s.finished for s in states):
+                    self._reasons.append(STOPPED)
                 self.over.set()
                 break
             if (reason := self._hopeless()) is not None:
@@ -199,7 +205,7 @@ class Conductor:
         """The result of what was measured; the same one when asked again."""
         if self._result is None:
             if not self.over.is_set():
-                self._reasons.append("it was stopped before its plan was done")
+                self._reasons.append(STOPPED)
             for greenlet in self._greenlets:
                 greenlet.kill()
             server = self.sampler.finish(self.started)

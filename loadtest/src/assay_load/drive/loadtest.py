@@ -105,7 +105,7 @@ class LoadTest:
         if self.driver is not None:
             if self._reporter is not None:
                 self._reporter.kill()
-            self._report()
+            self._report(closed=True)
             self.driver.close()
             self.driver = None
         if self.conductor is not None:
@@ -144,13 +144,14 @@ class LoadTest:
             self._report()
         self._report()
 
-    def _report(self) -> None:
+    def _report(self, closed: bool = False) -> None:
         assert self.driver is not None
         busy, clock = time.process_time(), time.monotonic()
         share = (busy - self._busy[0]) / max(1e-9, clock - self._busy[1])
         report = {
             "tally": self.driver.take_tally().to_wire(),
             "finished": self.driver.finished.is_set(),
+            "closed": closed,
             "in_flight": self.driver.in_flight,
             "start_lag": self.driver.start_lag,
             "cpu_share": share,

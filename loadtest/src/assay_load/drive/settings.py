@@ -13,9 +13,9 @@ from assay_load.stream.transport import Address
 from assay_load.workload.plan import Calibration
 from assay_load.workload.schema import ClosedLoop, Open, Steps, Stop, Workload, load
 
-KEY_VARIABLES = ("ASSAY_API_KEY", "OPENAI_API_KEY")
-"""Where a bearer token is looked for: never on a command line, where others can read it."""
-DOOR_KEY_VARIABLE = "ASSAY_DOOR_KEY"
+KEY_VARIABLE = "ASSAY_API_KEY"
+"""Where the bearer key is looked for: never on a command line, where others can read it."""
+BYPASS_KEY_VARIABLE = "ASSAY_BYPASS_KEY"
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,9 @@ class Settings:
 
     def target(self, model: str) -> Target:
         headers = {}
-        for variable in KEY_VARIABLES:
-            if key := os.environ.get(variable):
-                headers["Authorization"] = f"Bearer {key}"
-                break
-        if key := os.environ.get(DOOR_KEY_VARIABLE):
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        if key := os.environ.get(BYPASS_KEY_VARIABLE):
             headers["x-assay-key"] = key
         return Target(Address.of(self.url), model, headers, token_ids=self.token_ids)
 

@@ -1,0 +1,1 @@
+"""The release gate: coherence, load, coherence under load, coherence after load; one verdict."""
