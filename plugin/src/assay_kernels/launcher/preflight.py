@@ -27,6 +27,8 @@ DRIVERS = {"cu12": (575, 51, 3), "cu130": (580,)}
 """Variant of the image -> oldest driver. CUDA 12.9's and 13.0's release notes, table 3."""
 SHM_BYTES = {"cpu": GIB, "gpu": 16 * GIB}
 """/dev/shm that several workers need: NCCL fails with less (vLLM issue 1710)."""
+SHM_BYTES_ALONE = 192 * 2**20
+"""What vLLM 0.32 asks for with one worker is 160 MiB; Docker gives 64 MiB unless told."""
 CACHE_BYTES = {"cpu": 64 * 2**20, "gpu": 10 * GIB}
 """Free disk for what is compiled at run time."""
 OPEN_FILES = 4096
@@ -190,11 +192,11 @@ def _driver(wish: Wish, machine: Machine) -> Iterator[str]:
 
 
 def _shm(wish: Wish, machine: Machine) -> Iterator[str]:
-    needed = SHM_BYTES[wish.place]
-    if wish.ranks > 1 and machine.shm < needed:
+    needed = SHM_BYTES[wish.place] if wish.ranks > 1 else SHM_BYTES_ALONE
+    if machine.shm < needed:
         yield (
-            f"/dev/shm has {_size(machine.shm)}, {wish.ranks} workers need {_size(needed)}: set shm_size"
-            " (compose), --shm-size (docker run) or a Memory emptyDir (Kubernetes)"
+            f"/dev/shm has {_size(machine.shm)}, {wish.ranks} workers need {_size(needed)}: set"
+            " shm_size (compose), --shm-size (docker run) or a Memory emptyDir (Kubernetes)"
         )
 
 
