@@ -8,16 +8,24 @@ PORT ?= 8000
 HOST ?= 127.0.0.1
 MODEL ?= models/miniature/checkpoint
 PROFILE ?= docker/profiles/miniature-cpu.yaml
+POLICY ?= miniature
+BASELINE ?= .assay/baseline.json
+WORKLOAD ?= chat
+SCALE ?= miniature
+OUT ?= .assay/load
 # More arguments: for `vllm serve` (serve), pytest (test, test-full) or the script a target runs.
 ARGS ?=
 
 BIN := .venv/bin
+# The light packages (load tests, gate) live in an environment without torch or vLLM.
+GATE_BIN := .venv-gate/bin
+GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests models/tests
-CODE := plugin models
+CODE := plugin models loadtest
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: serve
 serve: env ## serve the miniature V4 on port 8000 (PORT=, HOST=, MODEL=, PROFILE=, ARGS='--tensor-parallel-size 2')
@@ -26,20 +34,27 @@ serve: env ## serve the miniature V4 on port 8000 (PORT=, HOST=, MODEL=, PROFILE
 .PHONY: test
 test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most 25 minutes on two cores
 	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(MAKE) test-load
 
 .PHONY: test-full
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
 	@$(PYTEST) $(ARGS)
+	@$(GATE_PYTEST)
+
+.PHONY: test-load
+test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
+	@$(GATE_PYTEST) -m "not slow" $(ARGS)
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
 	@PYTHON="$(CURDIR)/$(BIN)/python" plugin/tests/avx2/run.sh $(MODEL)
 
 .PHONY: lint
-lint: env ## ruff (check and format) on everything, mypy --strict on the plugin
+lint: env env-gate ## ruff (check and format) on everything, mypy --strict on the plugin
 	@$(BIN)/ruff check --quiet --config plugin/pyproject.toml $(CODE)
 	@$(BIN)/ruff format --quiet --check --config plugin/pyproject.toml $(CODE)
 	@$(BIN)/mypy --config-file plugin/pyproject.toml plugin/src
+	@$(GATE_BIN)/mypy --config-file loadtest/pyproject.toml loadtest/src
 	@echo "lint: ruff and mypy have nothing to say"
 
 .PHONY: format
@@ -67,6 +82,39 @@ battery: env ## ask a server that `make serve` started the miniature's battery o
 battery-dialects: env ## serve the miniature as bf16 and in dialects A, B and C, and ask each the battery
 	@$(BIN)/python models/miniature/battery_by_dialect.py $(ARGS)
 
+.PHONY: load
+load: env-gate ## a workload against a running server (WORKLOAD=chat, SCALE=miniature, HOST=, PORT=, OUT=)
+	@$(GATE_BIN)/assay-load run $(WORKLOAD) --scale "$(SCALE)" --url http://$(HOST):$(PORT) --out $(OUT) $(ARGS)
+
+.PHONY: gate
+gate: env-gate ## judge a running server (POLICY=miniature, BASELINE=.assay/baseline.json, HOST=, PORT=, OUT=)
+	@$(GATE_BIN)/assay-gate run --policy $(POLICY) --baseline $(BASELINE) --url http://$(HOST):$(PORT) --out $(OUT) $(ARGS)
+
+.PHONY: gate-baseline
+gate-baseline: env-gate ## measure a running server that is known to be good, for `make gate`
+	@mkdir -p .assay
+	@$(GATE_BIN)/assay-gate baseline --policy $(POLICY) --write $(BASELINE) --url http://$(HOST):$(PORT) --out $(OUT) $(ARGS)
+
+.PHONY: gate-stability
+gate-stability: env-gate ## how often the gate is wrong: 100 healthy and 100 slowed servers, the miniature 10 + 10
+	@$(GATE_BIN)/python loadtest/benchmarks/gate_stability.py $(ARGS)
+
+.PHONY: bench-load
+bench-load: env-gate ## what the load generator costs and errs by, beside vllm bench serve and guidellm
+	@$(GATE_BIN)/python loadtest/benchmarks/client.py $(ARGS)
+
+.PHONY: lock-gate
+lock-gate: ## remake the locks of the light packages (ARGS=--upgrade); needs the package index
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	"$(PYTHON)" -m venv "$$folder"; "$$folder/bin/pip" install --quiet uv==0.13.9; \
+	for name in gate dev; do "$$folder/bin/uv" pip compile --quiet --generate-hashes --no-header --no-annotate \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS) \
+		-o loadtest/requirements/$$name.lock loadtest/requirements/$$name.in; done
+
+.PHONY: env-gate
+env-gate: ## .venv-gate for load tests and the gate, from pinned, hashed locks; no torch, no vLLM
+	@"$(PYTHON)" loadtest/requirements/env.py
+
 .PHONY: env
 env: ## .venv from the pinned, hashed locks; returns at once when it is up to date (WHEELHOUSE=, PYTHON=)
 	@command -v "$(PYTHON)" >/dev/null || { echo "env: $(PYTHON) was not found; on Debian 12: sudo apt-get install python3.11 python3.11-venv; elsewhere: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -81,5 +129,5 @@ lock: ## remake the locks from cpu.in and dev.in (ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## remove what the targets above made, .venv included
-	@rm -rf .venv .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis plugin/src/*.egg-info plugin/build
+	@rm -rf .venv .venv-gate .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis plugin/src/*.egg-info plugin/build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no reason to fail.
+hypothesis.settings.register_profile("assay", deadline=None)
+hypothesis.settings.load_profile("assay")
 
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 
@@ -146,6 +151,8 @@ def locust() -> Iterator[Callable[..., Locust]]:
             [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
+            # A job in the background of a shell script ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         running.append(Locust(process))
         return running[-1]

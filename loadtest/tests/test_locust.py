@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +58,9 @@ def test_merged_percentiles_of_two_workers_are_those_of_the_pooled_raw_data(
         assert percentiles.count == len(milliseconds)
         for p in (50, 90, 95, 99):
             true = float(np.percentile(milliseconds, p, method="inverted_cdf"))
-            assert getattr(percentiles, f"p{p}") == pytest.approx(true, rel=RELATIVE_ERROR, abs=1e-3)
+            assert getattr(percentiles, f"p{p}") == pytest.approx(
+                true, rel=RELATIVE_ERROR, abs=1e-3
+            )
         assert percentiles.mean == pytest.approx(milliseconds.mean(), rel=1e-3, abs=1e-3)
     assert found.figures.completion_tokens == sum(line["completion_tokens"] for line in lines)
 
@@ -98,7 +104,7 @@ def test_a_killed_worker_costs_only_what_it_had_not_reported(
 ) -> None:
     running = locust(
         *QUIET, "--processes", "2", "--host", paced,
-        "--workload", workload(arrival="{kind: poisson, rate: 40.0, pool: 16}", stop="{seconds: 12.0}"),
+        "--workload", workload("{kind: poisson, rate: 40.0, pool: 16}", "{seconds: 12.0}"),
         "--out", str(tmp_path / "out"), "--raw", str(tmp_path / "raw.jsonl"),
     )  # fmt: skip
     wait_for_lines(tmp_path, 60)
@@ -155,3 +161,73 @@ def test_users_and_run_time_of_the_command_line_win(
     assert found.workload["arrival"]["concurrency"] == 2
     assert found.workload["stop"] == {"seconds": 2.0}
     assert found.complete
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_assay_load_run_keeps_what_was_measured_too(
+    paced: str, workload: Callable[..., str], tmp_path: Path, number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "assay_load.cli", "run", workload(stop="{sessions: 100000}"),
+         "--url", paced, "--out", str(tmp_path / "out"), "--raw", str(tmp_path / "raw.jsonl")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    wait_for_lines(tmp_path, 40)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    found = result(tmp_path)
+    assert not found.complete
+    assert found.figures.requests == len([r for r in raw_lines(tmp_path) if r["session"] >= 0]) > 0
+
+
+def test_the_web_ui_can_start_one_run_after_another(
+    locust: Any, paced: str, workload: Callable[..., str], tmp_path: Path
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    running = locust(
+        "--web-host", "127.0.0.1", "--web-port", str(port), "--host", paced,
+        "--loglevel", "WARNING", "--workload", workload(), "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    written = tmp_path / "out" / "result.json"
+    started = []
+    for _ in range(2):
+        form = b"user_count=3&spawn_rate=3"
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/swarm", form, 10).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        while not written.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        found = result(tmp_path)
+        assert found.complete
+        assert found.figures.requests == 24
+        assert found.workload["arrival"]["concurrency"] == 3
+        started.append(found.started)
+        written.unlink()
+        time.sleep(1)  # for the rest of the report
+    assert started[1] > started[0]
+    running.interrupt()
+    running.finish()
+
+
+def test_steps_run_on_two_workers(
+    locust: Any, paced: str, workload: Callable[..., str], tmp_path: Path
+) -> None:
+    steps = "{kind: steps, concurrency: [1, 2], seconds: 2.0, settle_seconds: 0.5}"
+    code, output = locust(
+        *QUIET, "--processes", "2", "--host", paced, "--workload", workload(steps, stop=None),
+        "--out", str(tmp_path / "out"),
+    ).finish()  # fmt: skip
+    assert code == 0, output
+    figures = {f.load: f for f in result(tmp_path).stages if f.name == "*"}
+    assert set(figures) == {1, 2}
+    assert figures[2].output_tokens_per_second > 1.5 * figures[1].output_tokens_per_second

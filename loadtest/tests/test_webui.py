@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import socket
 import time
@@ -51,6 +52,11 @@ def rows(browser: Any) -> list[list[str]]:
     return found
 
 
+def shows(browser: Any, name: str) -> bool:
+    """A row of that name with a value that is not nothing."""
+    return any(row and row[0] == name and row[1] not in ("", "0") for row in rows(browser))
+
+
 def open_tab(browser: Any, title: str) -> None:
     script = """const tab = [...document.querySelectorAll('[role=tab]')].find(
         tab => tab.innerText.trim().toUpperCase() === arguments[0].toUpperCase());
@@ -90,9 +96,8 @@ def test_the_browser_shows_ttft_itl_tokens_and_the_servers_series(
     # The workload's own concurrency stands in the form.
     users = "return document.querySelector('[name=userCount], [name=user_count]').value"
     assert browser.execute_script(users) == "4"
-    until(lambda: browser.execute_script(
-        "const b = document.querySelector('button[type=submit]'); if (b) b.click(); return Boolean(b)"
-    ))  # fmt: skip
+    press = "const b = document.querySelector('button[type=submit]'); b?.click(); return Boolean(b)"
+    until(lambda: browser.execute_script(press))
     for title, heading in (
         ("TTFT", "50%ile (ms)"),
         ("ITL", "99%ile (ms)"),
@@ -101,7 +106,7 @@ def test_the_browser_shows_ttft_itl_tokens_and_the_servers_series(
     ):
         open_tab(browser, title)
         wanted = "generation_tokens" if title == "Server" else "short"
-        until(lambda w=wanted: any(row and row[0] == w and row[1] not in ("", "0") for row in rows(browser)))
+        until(functools.partial(shows, browser, wanted))
         assert any(heading in row for row in rows(browser)), title
     browser.save_screenshot(str(tmp_path / "tabs.png"))
     running.interrupt()

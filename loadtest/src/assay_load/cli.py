@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     try:
+        # As Ctrl-C: what was measured is kept.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         code: int = options.do(options)
     except (InputError, TargetError) as error:
         print(f"assay-load: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("assay-load: interrupted before anything was measured", file=sys.stderr)
         return 2
     return code
 
@@ -84,7 +90,7 @@ def do_run(options: argparse.Namespace) -> int:
     settings = Settings.of(
         options.url,
         options.workload,
-        options.scale,
+        options.scale or None,
         model=options.model,
         token_ids=options.token_ids,
         raw=options.raw,
@@ -181,11 +187,12 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
 
     add_address(parser)
     parser.add_argument("--upstream", required=True, help="the server behind, http://host:port")
+    parser.add_argument("--load-upstream", default="", help="another one for load tests' requests")
     parser.add_argument("--slow", type=float, default=1.0, help="factor on every wait")
     parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream half-way")
     parser.add_argument("--restart-after", type=int, default=0, help="restart after n completions")
-    parser.add_argument("--corrupt-above", type=int, default=-1, help="garble text of streams "
-                        "that run beside more than n others; 0: whenever there is another")  # fmt: skip
+    beside = "garble text of streams that run beside more than n others"
+    parser.add_argument("--corrupt-above", type=int, default=-1, help=beside)
     parser.add_argument("--garble", action="store_true", help="garble the text of every answer")
     parser.add_argument("--model", default="", help="another name for the model")
 
@@ -193,7 +200,9 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
         from assay_load.paced import proxy
 
         fields: Any = {k: getattr(options, k) for k in Faults.__dataclass_fields__}
-        return proxy.main(Faults(**fields), options.upstream, options.host, options.port)
+        address = options.host, options.port
+        upstreams = options.upstream, options.load_upstream
+        return proxy.main(Faults(**fields), *upstreams, *address)
 
     parser.set_defaults(do=do)
 

@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from assay_load.drive.sampler import Sampler
 from assay_load.drive.settings import Assignment, Settings
 from assay_load.measure.tally import SECOND, Tally
 from assay_load.report import result
-from assay_load.report.result import Figures, RunResult, merged
+from assay_load.report.result import Figures, RunResult, Window, merged
 from assay_load.stream.client import Client
 from assay_load.stream.reactor import Reactor
 from assay_load.workload import corpus
@@ -37,6 +37,8 @@ STAGE = "assay_stage"
 REPORT = "assay_report"
 """Message from a worker: a Report as a dict."""
 WATCH_SECONDS = 0.1
+HEARD_SECONDS = 0.2
+"""For a message to reach every worker and its answer to come back."""
 STOPPED = "it was stopped before its plan was done"
 
 logger = logging.getLogger(__name__)
@@ -48,16 +50,12 @@ class WorkerState:
     in_flight: int = 0
     start_lag: float = 0.0
     cpu_share: float = 0.0
+    chunks: int = 0
+    """Chunks that had come at `clock`, which is the worker's own monotonic clock."""
+    clock: float = 0.0
     missing: bool = False
     closed: bool = False
     """It was stopped, and has reported all it has."""
-
-
-@dataclass
-class Step:
-    label: str
-    concurrency: int
-    figures: Figures | None = field(default=None)
 
 
 class Conductor:
@@ -74,6 +72,7 @@ class Conductor:
         self.over = Event()
         self._reasons: list[str] = []
         self._loads: dict[str, float] = {}
+        self._windows: dict[str, Window] = {}
         self._greenlets: list[Any] = []
         self._draining: float | None = None
         self._result: RunResult | None = None
@@ -105,6 +104,7 @@ class Conductor:
         self.tally.merge(Tally.from_wire(report["tally"]))
         state.finished = report["finished"]
         state.closed = report["closed"]
+        state.chunks, state.clock = report["chunks"], report["clock"]
         state.in_flight = report["in_flight"]
         state.start_lag = max(state.start_lag, report["start_lag"])
         state.cpu_share = max(state.cpu_share, report["cpu_share"])
@@ -176,15 +176,30 @@ class Conductor:
             self._loads[label] = users
             self._runner.start(users, max(1, users))
             gevent.sleep(arrival.settle_seconds)
-            self._runner.send_message(STAGE, {"stage": label})
-            gevent.sleep(arrival.seconds - arrival.settle_seconds)
-            self._runner.send_message(STAGE, {"stage": None})
-            gevent.sleep(1.0)  # the last reports
-            now = Figures.of(label, "*", merged(self._of_stage(label)))
+            begin = self._announce(label)
+            gevent.sleep(arrival.seconds - arrival.settle_seconds - HEARD_SECONDS)
+            end = self._announce(None)
+            gevent.sleep(1.0)  # for the requests that are about to end
+            self._windows[label] = _window(begin, end, self._tokens_per_chunk())
+            now = self._stage_figures(label)
             if before is not None and self._saturated(arrival, before, now):
                 break
             before = now
         self.wind_down()
+
+    def _announce(self, label: str | None) -> dict[str, tuple[int, float]]:
+        """Begin or end a stage; (chunks, clock) of each worker at that moment."""
+        self._runner.send_message(STAGE, {"stage": label})
+        gevent.sleep(HEARD_SECONDS)
+        return {worker: (s.chunks, s.clock) for worker, s in self.workers.items()}
+
+    def _tokens_per_chunk(self) -> float:
+        counts = merged(self.tally.groups.values()).counts
+        return counts["completion_tokens"] / counts["chunks"] if counts["chunks"] else 1.0
+
+    def _stage_figures(self, label: str) -> Figures:
+        whole = merged(self._of_stage(label))
+        return Figures.of(label, "*", whole, self._loads[label], self._windows[label])
 
     def _of_stage(self, label: str) -> Any:
         return (group for (stage, _), group in self.tally.groups.items() if stage == label)
@@ -239,8 +254,11 @@ class Conductor:
             errors=dict(tally.errors),
             error_examples=tally.details,
             figures=figures,
-            stages=result.figures_by_stage(tally, self._loads),
-            histograms={m: result.Sparse.model_validate(h.to_wire()) for m, h in whole.histograms.items()},
+            stages=result.figures_by_stage(tally, self._loads, self._windows),
+            histograms={
+                metric: result.Sparse.model_validate(histogram.to_wire())
+                for metric, histogram in whole.histograms.items()
+            },
             timeline=_timeline(tally, self.started),
             server=server,
             client=result.Client(
@@ -257,6 +275,16 @@ class Conductor:
         )  # fmt: skip
 
 
+def _window(
+    begin: dict[str, tuple[int, float]], end: dict[str, tuple[int, float]], per_chunk: float
+) -> Window:
+    """Output tokens/s between two moments, of all workers; answers that had not ended count too."""
+    spans = [(end[w][0] - chunks, end[w][1] - clock) for w, (chunks, clock) in begin.items()]
+    spans = [(chunks, seconds) for chunks, seconds in spans if seconds > 0]
+    rate = sum(chunks / seconds for chunks, seconds in spans) * per_chunk
+    return Window(max((seconds for _, seconds in spans), default=0.0), rate)
+
+
 def _window_rates(ramp: Ramp) -> dict[str, float]:
     """Mean rate of each window of a ramp."""
     step = (ramp.end_rate - ramp.start_rate) / ramp.windows
@@ -270,7 +298,10 @@ def _timeline(tally: Tally, started: float) -> list[result.Second]:
     return [
         result.Second(
             at=second - int(started),
-            **{k: float(tally.seconds.get(second, {}).get(k, 0.0)) for k in SECOND},
+            **{
+                k: float(tally.seconds[second][k]) if second in tally.seconds else 0.0
+                for k in SECOND
+            },
         )
         for second in seconds
     ]

@@ -49,26 +49,23 @@ class Driver:
         self._deadline: float | None = None
         self._clients: list[Client] = []
         self._tally = Tally()
+        self._ended_chunks = 0
         self._in_flight = 0
         self._exhausted = False
         self.start_lag = 0.0
         """Largest wait of a due session for a free user, seconds."""
         self.stage: str | None = None if isinstance(self._workload.arrival, Steps) else ALL
-        """Where sessions that start now count; None: nowhere. Set from outside in a run of steps."""
+        """Where sessions that start now count; None: nowhere. A conductor of steps sets it."""
         self.finished = Event()
         """No session is left and none is running."""
 
     def _share(self, position: int, workers: int) -> Iterator[tuple[int, float | None]]:
         """(session, seconds from the start at which it is due; None: at once) of this worker."""
         stop = self._workload.stop
-        due = due_times(
-            self._workload.arrival, self._workload.seed, stop.seconds if stop else None
-        )
+        due = due_times(self._workload.arrival, self._workload.seed, stop.seconds if stop else None)
         numbers = self._plan.indices()
         agenda: Iterator[tuple[int, float | None]] = (
-            zip(numbers, itertools.repeat(None))  # noqa: B905 -- one of the two never ends
-            if due is None
-            else zip(numbers, due)  # noqa: B905
+            zip(numbers, itertools.repeat(None)) if due is None else zip(numbers, due)  # noqa: B905
         )
         return itertools.islice(agenda, position, None, workers)
 
@@ -82,14 +79,16 @@ class Driver:
         if self._began is None:
             self._began = now
         if entry is None:
-            return self._no_more()
+            self._no_more()
+            return None
         index, offset = entry
         due = now if offset is None else self._began + offset
         if index >= 0 and self._workload.stop is not None and self._workload.stop.seconds:
             # Measured time counts from the first session that is measured.
             self._deadline = self._deadline or due + self._workload.stop.seconds
             if due >= self._deadline:
-                return self._no_more()
+                self._no_more()
+                return None
         self._in_flight += 1
         try:
             session = self._plan.session(index)
@@ -138,6 +137,7 @@ class Driver:
                 except gevent.GreenletExit:
                     self._tally.interrupted(stage, name)
                     raise
+                self._ended_chunks += len(outcome.answer.arrivals)
                 self._tally.record(outcome, stage, name, self._workload.slo, self._wall)
                 self._raw.write(session, turn, stage, outcome)
                 self._observer(name, outcome)
@@ -170,6 +170,12 @@ class Driver:
     @property
     def in_flight(self) -> int:
         return self._in_flight
+
+    @property
+    def chunks(self) -> int:
+        """Chunks with text so far, those of answers that have not ended included."""
+        flying = (c.current for c in self._clients)
+        return self._ended_chunks + sum(len(a.arrivals) for a in flying if a is not None)
 
     def take_tally(self) -> Tally:
         """What was counted since the last call."""

@@ -94,8 +94,9 @@ class LoadTest:
         if not self._works:
             clients = runner.clients
             names = [c.id for c in clients.ready + clients.running + clients.spawning]
-            if settings.workload.users() < len(names):
-                users = settings.workload.users()
+            users = settings.workload.users()
+            # A worker without a user would never come to its share of a plan; steps have no plan.
+            if users < len(names) and settings.workload.stop is not None:
                 raise InputError(f"{users} users cannot be shared by {len(names)} workers")
         else:
             names = [LOCAL]
@@ -153,6 +154,8 @@ class LoadTest:
             "finished": self.driver.finished.is_set(),
             "closed": closed,
             "in_flight": self.driver.in_flight,
+            "chunks": self.driver.chunks,
+            "clock": time.monotonic(),
             "start_lag": self.driver.start_lag,
             "cpu_share": share,
         }
@@ -165,6 +168,7 @@ class LoadTest:
             self.driver.stop_starting()
         else:
             self.driver.stage = msg.data["stage"]
+            self._report()  # the counters as the stage begins or ends
 
     # --- the commander's part ---------------------------------------------------------------------
 

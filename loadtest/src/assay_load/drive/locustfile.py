@@ -125,4 +125,3 @@ def exit_code(result: RunResult) -> int:
     if not result.complete:
         return 2
     return 1 if result.failed else 0
-

@@ -26,9 +26,7 @@ class LocalRun:
             catch_exceptions=False,
         )
         self._runner: Any = self._environment.create_local_runner()
-        self._test = LoadTest(
-            self._environment, lambda: settings, self._results.append, quits=True
-        )
+        self._test = LoadTest(self._environment, lambda: settings, self._results.append, quits=True)
         self._users = settings.workload.users()
 
     def start(self) -> None:
@@ -62,5 +60,3 @@ def run(settings: Settings) -> RunResult:
     local = LocalRun(settings)
     local.start()
     return local.wait()
-
-

@@ -16,6 +16,9 @@ from assay_load.stream.errors import StreamError
 from assay_load.stream.transport import Address
 
 SECONDS = 1.0
+LAST_LOOKS = 10
+"""Tries at the end of a run, a second apart, before the server counts as gone."""
+GONE = "its metrics page no longer answers"
 
 
 class Sampler:
@@ -41,24 +44,31 @@ class Sampler:
             gevent.sleep(SECONDS)
             self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         wall = time.time()
         try:
             page = self._client.get(self._path, 10.0).decode(errors="replace")
         except StreamError as error:
             self._failure = str(error)
-            return
+            return False
         sample = server.parse(page, wall)
         if self.samples and self._restarted is None:
             self._restarted = server.restarted(self.samples[-1], sample)
         self.samples.append(sample)
         self._failure = None if sample.values or sample.started else "no known series there"
+        return True
 
     def finish(self, started: float) -> result.Server:
         """A last look, and the series with counters counted from the start of the run."""
         if self._greenlet is not None:
             self._greenlet.kill()
-        self._look()
+        looks = 0
+        while not self._look() and self.samples:
+            looks += 1
+            if looks == LAST_LOOKS:
+                self._restarted = self._restarted or GONE
+                break
+            gevent.sleep(SECONDS)
         self._client.close()
         first = self.samples[0].values if self.samples else {}
         points = [

@@ -14,8 +14,6 @@ from assay_load.gate.policy import METRIC_NAMES, Policy, value_of
 from assay_load.report.result import RunResult
 from assay_load.strict import Strict, parse
 
-FORMAT = "assay-gate-baseline/1"
-
 
 class Identity(Strict):
     """What was judged, where. None: not told."""
@@ -39,7 +37,7 @@ class Measured(Strict):
 
 
 class Baseline(Strict):
-    format: Literal["assay-gate-baseline/1"] = FORMAT
+    format: Literal["assay-gate-baseline/1"] = "assay-gate-baseline/1"
     recorded: float = Field(description="Seconds since the epoch")
     policy: str
     identity: Identity

@@ -30,7 +30,8 @@ def counts(load: Load, results: list[RunResult]) -> Check:
         part=load.key,
         name="requests",
         outcome="fail" if problems else "pass",
-        reason="; ".join(problems) or f"{total} requests in {len(results)} repetitions, none failed",
+        reason="; ".join(problems)
+        or f"{total} requests in {len(results)} repetitions, none failed",
         seconds=sum(result.seconds for result in results),
     )
 

@@ -77,7 +77,8 @@ class Load(Strict):
 
     @property
     def key(self) -> str:
-        return self.workload if self.scale is None else f"{self.workload}@{self.scale}"
+        name = Path(self.workload).stem
+        return name if self.scale is None else f"{name}@{self.scale}"
 
 
 class Suite(Strict):
@@ -85,7 +86,7 @@ class Suite(Strict):
 
     suite: str
     tier: Literal["ready", "default", "full"]
-    checks: list[str] = []
+    checks: list[str] = Field(default_factory=list)
     """Only these; all if empty."""
 
 
@@ -154,8 +155,7 @@ def load(name_or_path: str) -> Policy:
         path = known[name_or_path]
     else:
         raise InputError(
-            f"no policy {name_or_path!r}: give a path to a .yaml, or one of "
-            + schema.listed(known)
+            f"no policy {name_or_path!r}: give a path to a .yaml, or one of " + schema.listed(known)
         )
     policy = read_yaml(path, Policy)
     if policy.name != path.stem:

@@ -12,7 +12,6 @@ from pydantic import Field
 from assay_load.gate.baseline import Identity
 from assay_load.strict import Strict
 
-FORMAT = "assay-gate/1"
 Outcome = Literal["pass", "fail", "invalid"]
 EXIT: dict[Outcome, int] = {"pass": 0, "fail": 1, "invalid": 2}
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -46,7 +45,7 @@ class BoundFound(Strict):
 
 
 class Verdict(Strict):
-    format: Literal["assay-gate/1"] = FORMAT
+    format: Literal["assay-gate/1"] = "assay-gate/1"
     verdict: Outcome
     exit_code: int
     policy: str

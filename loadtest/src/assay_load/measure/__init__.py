@@ -1,1 +1,1 @@
-"""What was measured: histograms and tallies that merge exactly, the server's own metrics, statistics."""
+"""What was measured: histograms and tallies that merge exactly, and the server's own metrics."""

@@ -1,8 +1,8 @@
 """A histogram of durations that merges exactly: sums of counts, whatever the order or the split.
 
-Buckets are log-linear, as in HdrHistogram: up to 2^8 microseconds each has its own count, above it
-each power of two is cut into 2^7 equal parts. A percentile is the middle of a bucket, so it is within
-RELATIVE_ERROR of a value that was measured (or within half a microsecond).
+Buckets are log-linear, as in HdrHistogram: up to 2^8 microseconds each has its own count, above
+that each power of two is cut into 2^7 equal parts. A percentile is the middle of a bucket, so it is
+within RELATIVE_ERROR of a value that was measured (or within half a microsecond).
 """
 
 from __future__ import annotations

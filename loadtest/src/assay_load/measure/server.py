@@ -1,4 +1,4 @@
-"""The server's own Prometheus series, sampled beside a run: queue, KV use, preemptions, restarts."""
+"""The server's own Prometheus series, sampled beside a run: queue, KV use, preemptions, restart."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def parse(page: str, wall: float) -> Sample:
 def restarted(before: Sample, after: Sample) -> str | None:
     """How the second sample tells that the server restarted since the first; None if it did not."""
     if before.started is not None and after.started is not None:
-        if after.started > before.started + 1:
-            return f"its process started {after.started - before.started:.0f} s later than before"
+        if after.started > before.started + 0.1:
+            return f"its process started {after.started - before.started:.1f} s later than before"
         return None
     for short in COUNTERS:
         old, new = before.values.get(short), after.values.get(short)

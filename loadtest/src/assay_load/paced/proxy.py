@@ -31,10 +31,13 @@ class Faults:
 
 
 class Proxy:
-    def __init__(self, faults: Faults, upstream: str) -> None:
+    """`load_upstream` gets the requests of load tests, which alone ask to ignore the end of text:
+    so the paced server can stand in for the speed of one that answers questions."""
+
+    def __init__(self, faults: Faults, upstream: str, load_upstream: str) -> None:
         self._faults = faults
-        parts = urlsplit(upstream)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._upstream = urlsplit(upstream)
+        self._load_upstream = urlsplit(load_upstream or upstream)
         self._completions = 0
         self._active = 0
         self._restarted: float | None = None
@@ -64,7 +67,8 @@ class Proxy:
         head = head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
         completion = path in COMPLETIONS
         began = time.monotonic()
-        there, back = await asyncio.open_connection(self._host, self._port)
+        behind = self._load_upstream if b'"ignore_eos":true' in body else self._upstream
+        there, back = await asyncio.open_connection(behind.hostname, behind.port)
         self._active += completion
         self._completions += completion
         number = self._completions
@@ -145,8 +149,8 @@ def _noise(length: int) -> bytes:
     return (b" zq#vx" * (length // 6 + 1))[:length]
 
 
-async def serve(faults: Faults, upstream: str, host: str, port: int) -> None:
-    proxy = Proxy(faults, upstream)
+async def serve(faults: Faults, upstream: str, load_upstream: str, host: str, port: int) -> None:
+    proxy = Proxy(faults, upstream, load_upstream)
     server = await asyncio.start_server(proxy.handle, host, port, backlog=1024)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,6 +160,6 @@ async def serve(faults: Faults, upstream: str, host: str, port: int) -> None:
         await stop.wait()
 
 
-def main(faults: Faults, upstream: str, host: str, port: int) -> int:
-    asyncio.run(serve(faults, upstream, host, port))
+def main(faults: Faults, upstream: str, load_upstream: str, host: str, port: int) -> int:
+    asyncio.run(serve(faults, upstream, load_upstream, host, port))
     return 0

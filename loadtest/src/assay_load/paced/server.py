@@ -59,6 +59,8 @@ class Connection:
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     stream: Stream | None = None
+    last: bool = False
+    """The client asked for the connection to end with this response."""
 
 
 @dataclass
@@ -175,6 +177,8 @@ class PacedServer:
         del connection.outbox[:sent]
         if not connection.outbox:
             self._epoll.modify(connection.sock, select.EPOLLIN)
+            if connection.stream is None:
+                self._end_response(connection)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -190,6 +194,7 @@ class PacedServer:
                 return
             body = bytes(connection.inbox[end + 4 : end + 4 + length])
             del connection.inbox[: end + 4 + length]
+            connection.last = headers.get("connection", "").lower() == "close"
             path = first.split(" ")[1].partition("?")[0]
             self._answer(connection, path, body)
 
@@ -215,6 +220,11 @@ class PacedServer:
     def _plain(self, connection: Connection, status: int, body: bytes, kind: str) -> None:
         head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._send(connection, head.encode() + body)
+        self._end_response(connection)
+
+    def _end_response(self, connection: Connection) -> None:
+        if connection.last and not connection.outbox:
+            self._close(connection)
 
     def _metrics(self) -> str:
         return (
@@ -323,6 +333,7 @@ class PacedServer:
                 if stream.connection.stream is stream:
                     stream.connection.stream = None
                     self._free_slot()
+                    self._end_response(stream.connection)
             else:
                 heapq.heapreplace(due, (at + self._wait(gap, now), number, stream))
 

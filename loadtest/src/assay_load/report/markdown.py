@@ -18,8 +18,8 @@ def summary(result: RunResult) -> str:
         lines += ["**Incomplete:** " + "; ".join(result.incomplete_because), ""]
     expected = f" of {result.expected_requests}" if result.expected_requests else ""
     lines += [
-        f"{figures.requests}{expected} requests in {figures.seconds:.1f} s, {result.failed} failed, "
-        f"{figures.interrupted} interrupted; {figures.good_share:.1%} within the SLO "
+        f"{figures.requests}{expected} requests in {figures.seconds:.1f} s, {result.failed} failed,"
+        f" {figures.interrupted} interrupted; {figures.good_share:.1%} within the SLO "
         f"({figures.goodput:.2f} good requests/s); {figures.output_tokens_per_second:.1f} output "
         f"tokens/s, {figures.total_tokens_per_second:.1f} in all",
         "",

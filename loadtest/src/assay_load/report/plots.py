@@ -9,9 +9,9 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.figure import Figure
 
-from assay_load.report.result import RunResult  # noqa: E402
+from assay_load.report.result import RunResult
 
 INK = {"a": "#1f5fa8", "b": "#c4511f", "c": "#3a7d44", "d": "#7a4ca0"}
 SIZE = (7.0, 3.6)
@@ -94,8 +94,12 @@ def _distribution(result: RunResult, metrics: dict[str, str], title: str) -> Any
 
 
 def ttft(result: RunResult) -> Any | None:
-    metrics = {"ttft": "first token", "ttft_content": "first content token",
-               "ttft_reasoning": "first reasoning token", "ttft_service": "first token, from sending"}  # fmt: skip
+    metrics = {
+        "ttft": "first token",
+        "ttft_content": "first content token",
+        "ttft_reasoning": "first reasoning token",
+        "ttft_service": "first token, from sending",
+    }
     return _distribution(result, metrics, "Time to first token")
 
 

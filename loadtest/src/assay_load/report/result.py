@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,6 @@ from assay_load.measure.histogram import RELATIVE_ERROR, Histogram
 from assay_load.measure.tally import METRICS, Group, Tally
 from assay_load.strict import Strict, parse
 
-FORMAT = "assay-load/1"
 FILE = "result.json"
 
 
@@ -46,6 +46,14 @@ class Percentiles(Strict):
         )
 
 
+@dataclass(frozen=True)
+class Window:
+    """A stage with a fixed length: what came in it counts, whichever request it belongs to."""
+
+    seconds: float
+    output_tokens_per_second: float
+
+
 class Figures(Strict):
     """Measured requests of a stage and a class; warm-up requests are not among them."""
 
@@ -61,7 +69,9 @@ class Figures(Strict):
     prompt_tokens: int
     completion_tokens: int
     chunks: int = Field(description="Pieces of the streams that carried text")
-    seconds: float = Field(description="From the first request due to the last token")
+    seconds: float = Field(
+        description="From the first request due to the last token; of a step, its measured time"
+    )
     requests_per_second: float
     output_tokens_per_second: float
     total_tokens_per_second: float
@@ -70,16 +80,28 @@ class Figures(Strict):
     metrics: dict[str, Percentiles] = Field(description="; ".join(METRICS))
 
     @classmethod
-    def of(cls, stage: str, name: str, group: Group, load: float | None = None) -> Figures:
+    def of(
+        cls,
+        stage: str,
+        name: str,
+        group: Group,
+        load: float | None = None,
+        window: Window | None = None,
+    ) -> Figures:
         counts = group.counts
         seconds = 0.0
         if group.first_due is not None and group.last_end is not None:
             seconds = max(0.0, group.last_end - group.first_due)
+        if window is not None:
+            seconds = window.seconds
 
         def rate(count: int) -> float:
             return count / seconds if seconds else 0.0
 
         ended = counts["requests"] + counts["failed"]
+        output = rate(counts["completion_tokens"])
+        if window is not None:
+            output = window.output_tokens_per_second
         metrics = {m: Percentiles.of(group.histograms[m]) for m in METRICS if m in group.histograms}
         return cls(
             stage=stage,
@@ -94,8 +116,8 @@ class Figures(Strict):
             chunks=counts["chunks"],
             seconds=seconds,
             requests_per_second=rate(counts["requests"]),
-            output_tokens_per_second=rate(counts["completion_tokens"]),
-            total_tokens_per_second=rate(counts["completion_tokens"] + counts["prompt_tokens"]),
+            output_tokens_per_second=output,
+            total_tokens_per_second=output + rate(counts["prompt_tokens"]),
             goodput=rate(counts["good"]),
             good_share=counts["good"] / ended if ended else 0.0,
             metrics={m: p for m, p in metrics.items() if p is not None},
@@ -158,7 +180,7 @@ class Sparse(Strict):
 
 
 class RunResult(Strict):
-    format: Literal["assay-load/1"] = FORMAT
+    format: Literal["assay-load/1"] = "assay-load/1"
     started: float = Field(description="Seconds since the epoch")
     seconds: float = Field(description="The whole run, warm-up included")
     complete: bool
@@ -213,7 +235,9 @@ def read(path: Path) -> RunResult:
     return parse(data, RunResult, str(path))
 
 
-def figures_by_stage(tally: Tally, loads: dict[str, float]) -> list[Figures]:
+def figures_by_stage(
+    tally: Tally, loads: dict[str, float], windows: dict[str, Window]
+) -> list[Figures]:
     """Each stage as a whole, then its classes if there are several."""
     stages: dict[str, dict[str, Group]] = {}
     for (stage, name), group in tally.groups.items():
@@ -221,7 +245,7 @@ def figures_by_stage(tally: Tally, loads: dict[str, float]) -> list[Figures]:
     out = []
     for stage, groups in stages.items():
         load = loads.get(stage)
-        out.append(Figures.of(stage, "*", merged(groups.values()), load))
+        out.append(Figures.of(stage, "*", merged(groups.values()), load, windows.get(stage)))
         if len(groups) > 1:
             out += [Figures.of(stage, name, group, load) for name, group in groups.items()]
     return out

@@ -47,7 +47,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
     model: str | None = None
     id: str = ""
 
@@ -142,8 +142,7 @@ class ChatStream:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StreamError(errors.MALFORMED_EVENT, str(error)) from error
         if chunk.error is not None:
-            detail = bytes(chunk.error).decode(errors="replace")[:MAX_ERROR_BODY]
-            raise StreamError(errors.SERVER_ERROR, detail)
+            raise StreamError(errors.SERVER_ERROR, str(chunk.error)[:MAX_ERROR_BODY])
         answer = self.answer
         if not answer.id:
             answer.id = chunk.id

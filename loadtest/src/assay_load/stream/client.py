@@ -6,8 +6,10 @@ import ssl
 import time
 from dataclasses import dataclass
 
+import gevent
+
 from assay_load.stream.chat import Answer, ChatStream, encode
-from assay_load.stream.errors import CLOSED, StreamError
+from assay_load.stream.errors import CLOSED, TIMEOUT, StreamError
 from assay_load.stream.http1 import ResponseReader
 from assay_load.stream.reactor import Reactor, Reader
 from assay_load.stream.transport import Address, Transport
@@ -65,6 +67,8 @@ class Client:
         self._target = target
         self.reactor = reactor
         self._transport: Transport | None = None
+        self.current: Answer | None = None
+        """Of the request that is on its way."""
 
     def chat(self, request: PlannedRequest, due: float, timeout: float) -> Outcome:
         """Never raises for what the server does."""
@@ -73,6 +77,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         message = target.address.request("POST", COMPLETIONS, body, headers | target.headers)
         stream = ChatStream(target.model)
+        self.current = stream.answer
         sent = time.monotonic()
         error = None
         try:
@@ -80,6 +85,8 @@ class Client:
             stream.check(request.output_tokens, request.exact)
         except StreamError as problem:
             error = problem
+        finally:
+            self.current = None
         return Outcome(due, sent, time.monotonic(), stream.answer, error)
 
     def _exchange(self, message: bytes, stream: ChatStream, timeout: float) -> ChatStream:
@@ -92,21 +99,25 @@ class Client:
             if not (kept and error.kind == CLOSED and stream.http.status == 0):
                 raise
             stream = ChatStream(self._target.model)
+            self.current = stream.answer
             self._send_and_read(message, stream, timeout)
         return stream
 
     def _send_and_read(self, message: bytes, reader: ChatStream | Plain, timeout: float) -> None:
         transport, self._transport = self._transport, None
-        if transport is None:
-            transport = Transport(self._target.address, self._target.tls)
+        late = StreamError(TIMEOUT, f"{timeout:g} s")
         try:
-            transport.send(message)
-            reading: Reader = reader
-            self.reactor.read(transport, reading, timeout)
+            # Over everything: a server can also be slow to accept, or to read a long prompt.
+            with gevent.Timeout(timeout, late):
+                if transport is None:
+                    transport = Transport(self._target.address, self._target.tls)
+                transport.send(message)
+                reading: Reader = reader
+                self.reactor.read(transport, reading)
             if reader.http.reusable:
                 self._transport = transport
         finally:
-            if self._transport is None:
+            if self._transport is None and transport is not None:
                 transport.close()
 
     def get(self, path: str, timeout: float) -> bytes:

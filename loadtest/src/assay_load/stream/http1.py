@@ -6,6 +6,7 @@ It takes bytes as they come and returns the body's bytes as they are complete; i
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from assay_load.stream.errors import MALFORMED_HTTP, StreamError
 
@@ -14,6 +15,9 @@ MAX_HEAD = 64 * 1024
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: .*)?\Z")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}\Z")
+
+
+Phase = Callable[[list[bytes]], bool]
 
 
 def _malformed(detail: str) -> StreamError:
@@ -35,7 +39,7 @@ class ResponseReader:
         self.complete = False
         self.reusable = False
         self._buffer = b""
-        self._phase = self._head
+        self._phase: Phase = self._head
         self._chunked = False
         self._length_left: int | None = None
         self._chunk_left = 0

@@ -15,7 +15,6 @@ import gevent
 from gevent.event import AsyncResult
 from gevent.monkey import get_original
 
-from assay_load.stream.errors import TIMEOUT, StreamError
 from assay_load.stream.transport import Transport
 
 # gevent takes epoll away from the select module, for it would block; it is never waited on here.
@@ -42,15 +41,13 @@ class Reactor:
         self._watcher = gevent.get_hub().loop.io(self._epoll.fileno(), 1)
         self._watcher.start(self._ready)
 
-    def read(self, transport: Transport, reader: Reader, seconds: float) -> None:
-        """Feed `reader` until it has finished; raises StreamError."""
+    def read(self, transport: Transport, reader: Reader) -> None:
+        """Feed `reader` until it has finished; raises what ended it."""
         result = AsyncResult()
         self._streams[transport.fd] = (transport, reader, result)
         self._epoll.register(transport.fd, _READ)
         try:
-            result.get(timeout=seconds)
-        except gevent.Timeout:
-            raise StreamError(TIMEOUT, f"{seconds:g} s") from None
+            result.get()
         finally:
             self._forget(transport.fd)
 
@@ -83,5 +80,3 @@ class Reactor:
             if not data or reader.finished:
                 self._forget(fd)
                 result.set(None)
-
-

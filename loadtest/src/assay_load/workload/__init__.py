@@ -1,1 +1,1 @@
-"""What is asked of the server, and when: strict models of a workload, and the plan drawn from one."""
+"""What is asked of the server, and when: strict models of workloads, and the plans they give."""

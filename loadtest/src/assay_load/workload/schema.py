@@ -18,7 +18,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
 TEMPLATE_TOKENS = 24
-"""Tokens that V4's chat encoding adds around a short conversation; a margin, never a measurement."""
+"""Tokens that V4's chat encoding adds around a short conversation: a margin, not a measurement."""
 
 # --- lengths, in tokens ---------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Workload(Strict):
     """Tokens that prompt and answer may have together."""
     stream: Literal[True] = True
     """Only streaming answers have a TTFT; other runs are refused."""
-    scales: dict[str, Scale] = {}
+    scales: dict[str, Scale] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

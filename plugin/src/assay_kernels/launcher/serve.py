@@ -144,9 +144,9 @@ def check(settings: Settings) -> None:
     wish = wished(settings)
     machine = preflight.Machine.here(cache_folder(settings), wish.place == "gpu")
     obstacles = preflight.obstacles(wish, machine)
-    if settings.require and model_type(folder) == "deepseek_v4":
+    if not obstacles and settings.require and model_type(folder) == "deepseek_v4":
         check_headers(folder)
-        obstacles += preflight.model_obstacles(wish, machine, folder)
+        obstacles = preflight.model_obstacles(wish, machine, folder)
     if obstacles:
         raise LaunchError("\n".join(obstacles), 2)
     for warning in preflight.warnings(wish, machine):
