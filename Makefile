@@ -13,6 +13,8 @@ BASELINE ?= .assay/baseline.json
 WORKLOAD ?= chat
 SCALE ?= miniature
 OUT ?= .assay/load
+SUITE ?= miniature
+TIER ?= default
 # More arguments: for `vllm serve` (serve), pytest (test, test-full) or the script a target runs.
 ARGS ?=
 
@@ -20,8 +22,8 @@ BIN := .venv/bin
 # The light packages (load tests, gate) live in an environment without torch or vLLM.
 GATE_BIN := .venv-gate/bin
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
-PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests models/tests
-CODE := plugin models loadtest
+PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
+CODE := plugin smoke_tests models loadtest docker
 
 .PHONY: help
 help: ## list the targets
@@ -50,10 +52,10 @@ test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing 
 	@PYTHON="$(CURDIR)/$(BIN)/python" plugin/tests/avx2/run.sh $(MODEL)
 
 .PHONY: lint
-lint: env env-gate ## ruff (check and format) on everything, mypy --strict on the plugin
+lint: env env-gate ## ruff (check and format) on everything, mypy --strict on the packages
 	@$(BIN)/ruff check --quiet --config plugin/pyproject.toml $(CODE)
 	@$(BIN)/ruff format --quiet --check --config plugin/pyproject.toml $(CODE)
-	@$(BIN)/mypy --config-file plugin/pyproject.toml plugin/src
+	@$(BIN)/mypy --config-file plugin/pyproject.toml plugin/src smoke_tests/src
 	@$(GATE_BIN)/mypy --config-file loadtest/pyproject.toml loadtest/src
 	@echo "lint: ruff and mypy have nothing to say"
 
@@ -73,6 +75,27 @@ bench: env ## tokens/s of the NVFP4 miniature beside its bf16 original, at concu
 .PHONY: bench-checkpoint
 bench-checkpoint: env ## audit and convert beside cat and cp of the same bytes (about 20 GB of disk, --scratch DIR)
 	@$(BIN)/python plugin/benchmarks/checkpoint_tools.py $(ARGS)
+
+.PHONY: smoke
+smoke: env ## is the server that `make serve` started coherent? exit 0 yes, 1 no, 2 no verdict (SUITE=, TIER=ready|default|full)
+	@$(BIN)/assay-smoke run --url http://$(HOST):$(PORT) --suite $(SUITE) --tier $(TIER) $(ARGS)
+
+.PHONY: smoke-detection
+smoke-detection: env ## how often the battery catches each fault, drawn anew; rewrites the table of docs/coherence.md (about an hour)
+	@$(BIN)/assay-smoke detection --out docs/results/smoke-detection.json --docs docs/coherence.md $(ARGS)
+
+.PHONY: smoke-lm-eval
+smoke-lm-eval: env ## GSM8K scored by us and by lm-eval on the same file (makes .cache/lm-eval)
+	@test -x .cache/lm-eval/bin/lm-eval || { "$(PYTHON)" -m venv .cache/lm-eval && .cache/lm-eval/bin/pip install --quiet 'lm-eval[api]==0.4.13'; }
+	@LM_EVAL=$(CURDIR)/.cache/lm-eval/bin/lm-eval $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . smoke_tests/tests/test_evaluate.py $(ARGS)
+
+.PHONY: bench-door
+bench-door: env ## what the door costs a request, with and without keys
+	@$(BIN)/python plugin/benchmarks/door.py $(ARGS)
+
+.PHONY: bench-canary
+bench-canary: env ## what the canary costs a loaded server (starts the miniature)
+	@$(BIN)/python smoke_tests/benchmarks/canary.py $(ARGS)
 
 .PHONY: battery
 battery: env ## ask a server that `make serve` started the miniature's battery of questions
@@ -129,5 +152,5 @@ lock: ## remake the locks from cpu.in and dev.in (ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## remove what the targets above made, .venv included
-	@rm -rf .venv .venv-gate .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis plugin/src/*.egg-info plugin/build
+	@rm -rf .venv .venv-gate .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis */src/*.egg-info */build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -78,12 +78,19 @@ def passages() -> list[dict[str, str]]:
             turn.pop("reasoning", None)
         add(f"conversation {index}", chat.Chat(turns))
     for index in range(2):
-        text = generate.haystack(rng, sentences=18, needles=3).chat
-        text.thinking = False
-        for turn in text.messages:
-            turn.pop("reasoning", None)
-        add(f"notes {index}", text)
+        add(f"notes {index}", plain(generate.haystack(rng, sentences=18, needles=3).chat))
+    # Longer than 4 x index_topk: here the indexer has a choice, so only here its weights show.
+    long = generate.haystack(rng, sentences=330, needles=12, early=True)
+    add("long notes", plain(long.chat))
     return made
+
+
+def plain(conversation: chat.Chat) -> chat.Chat:
+    """Without thoughts."""
+    conversation.thinking = False
+    for turn in conversation.messages:
+        turn.pop("reasoning", None)
+    return conversation
 
 
 def write(name: str, records: list[dict[str, Any]]) -> None:

@@ -68,7 +68,7 @@ def refused(*arguments: str) -> str:
         (("--shm-size", "64m"), "/dev/shm has 64 MiB, 1 workers need 192 MiB: set shm_size"),
         (("--ulimit", "nofile=512:512"), "only 512 files may be open, 4096 are needed"),
         (("--tmpfs", "/var/cache/assay:size=1m,mode=1777"), "the disk of the cache has 1 MiB free"),
-        (("--tmpfs", "/var/cache/assay:mode=0500"), "the cache cannot be written by uid 10001"),
+        (("-v", "/usr/lib:/var/cache/assay:ro"), "the cache cannot be written by uid 10001"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(arguments: tuple[str, ...], words: str) -> None:

@@ -34,6 +34,8 @@ from typing import Any, NoReturn
 HERE = Path(__file__).resolve().parent
 PLUGIN = HERE.parent
 ROOT = PLUGIN.parent
+OURS = (PLUGIN, ROOT / "smoke_tests")
+"""Installed as they stand here, so that what is changed is what runs."""
 VENV = ROOT / ".venv"
 STAMP = VENV / "assay-env"
 LOCKS = (HERE / "cpu.lock", HERE / "dev.lock")
@@ -67,12 +69,13 @@ def check_host() -> None:
 
 
 def wanted_stamp() -> list[str]:
-    """What .venv is made from, in two lines: its packages, and the plugin's own metadata.
+    """What .venv is made from, in two lines: its packages, and our own packages' metadata.
 
     The path of .venv counts: a moved one does not work.
     """
     packages = digest(*LOCKS, Path(__file__))
-    return [f"{packages} {platform.python_version()} {VENV}", digest(PLUGIN / "pyproject.toml")]
+    own = digest(*(folder / "pyproject.toml" for folder in OURS))
+    return [f"{packages} {platform.python_version()} {VENV}", own]
 
 
 def digest(*paths: Path) -> str:
@@ -258,7 +261,8 @@ def make(wanted: list[str], current: list[str]) -> None:
         print("env: making .venv (about 900 MB are fetched the first time)", flush=True)
         install_packages()
         print(f"env: .venv is ready ({time.monotonic() - started:.0f} s)", flush=True)
-    install("--no-build-isolation", "--editable", str(PLUGIN))
+    editable = [argument for folder in OURS for argument in ("--editable", str(folder))]
+    install("--no-build-isolation", *editable)
     verify()
     STAMP.write_text("\n".join(wanted) + "\n")
 

@@ -1,15 +1,14 @@
 """Make the locks: every package pinned, every usable wheel hashed.
 
   cpu.lock, dev.lock                the CPU stack, and what developing it needs on top
-  docker/requirements/gate.lock     assay-smoke and assay-load, for the gate image
   docker/requirements/cu130.lock    the CUDA stack, for the CUDA image
 
 
     make lock            # needs the Python package index, changes nothing else
 
 The resolver is uv; it knows the name of every file behind a hash, so only the wheels that
-Linux x86_64 with CPython 3.11 (cu130: 3.11 or 3.12) can use are kept. A lock names no host: where files come from is
-the installing machine's business, what they contain is fixed here.
+Linux x86_64 with CPython 3.11 (cu130: or 3.12) can use are kept. A lock names no host: where files
+come from is the installing machine's business, what they contain is fixed here.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-IMAGES = ROOT / "docker" / "requirements"
 PYTHON = (3, 11)
 # What the CUDA image's base may bring: Debian 12's Python and Ubuntu 24.04's.
 CUDA_PYTHONS = ((3, 11), (3, 12))
@@ -146,11 +144,11 @@ def previous(lock: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upgrade", action="store_true", help="take newer versions where allowed")
-    parser.add_argument("--images", action="store_true", help="the images' own locks only")
+    parser.add_argument("--cuda", action="store_true", help="cu130.lock only")
     options = parser.parse_args()
     upgrade = options.upgrade
-    if options.images:
-        lock_images(upgrade)
+    if options.cuda:
+        lock_cuda(upgrade)
         return
 
     cpu, dev = HERE / "cpu.lock", HERE / "dev.lock"
@@ -168,31 +166,17 @@ def main() -> None:
     cpu_names = {name for name, _, _ in cpu_pins}
     write(cpu, cpu_pins, "cpu.in")
     write(dev, [entry for entry in both if entry[0] not in cpu_names], "cpu.in and dev.in")
-    lock_images(upgrade)
+    lock_cuda(upgrade)
 
 
-def lock_images(upgrade: bool) -> None:
-    """The locks of the images that do not run the CPU stack."""
-    gate, cuda = IMAGES / "gate.lock", IMAGES / "cu130.lock"
-    projects = [ROOT / "smoke_tests" / "pyproject.toml", ROOT / "loadtest" / "pyproject.toml"]
-    found = alone([*projects, IMAGES / "gate.in"], gate, upgrade)
-    write(gate, list(pins(found)), "gate.in, smoke_tests and loadtest")
-    found = alone([IMAGES / "cu130.in"], cuda, upgrade, CUDA_PYTHONS[-1], left_out=())
-    write(cuda, list(pins(found, CUDA_PYTHONS)), "cu130.in", CUDA_PYTHONS)
-
-
-def alone(
-    requirements: list[Path],
-    lock: Path,
-    upgrade: bool,
-    python: tuple[int, int] = PYTHON,
-    left_out: Sequence[str] = LEFT_OUT,
-) -> dict[str, Any]:
-    """Resolve for one lock, near what it holds already."""
+def lock_cuda(upgrade: bool) -> None:
+    """The CUDA image's lock, near what it holds already."""
+    lock = ROOT / "docker" / "requirements" / "cu130.lock"
     with tempfile.TemporaryDirectory() as folder:
         held = Path(folder, "held.txt")
         held.write_text("\n".join([] if upgrade else previous(lock)) + "\n")
-        return resolve(requirements, held, python, left_out)
+        found = resolve([lock.with_suffix(".in")], held, CUDA_PYTHONS[-1], left_out=())
+    write(lock, list(pins(found, CUDA_PYTHONS)), "cu130.in", CUDA_PYTHONS)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_real_log_probabilities_are_not(value: float) -> None:
 
 
 def test_an_impossible_rival_is_no_nan() -> None:
-    """-inf of a token that was masked out stands on the wire as -9999; the chosen token's is real."""
+    """A rival's -inf stands on the wire as -9999; what was chosen is real."""
     answer = Answer()
     top = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -9999.0}]
     entry = {"token": "a", "logprob": -0.1, "top_logprobs": top}

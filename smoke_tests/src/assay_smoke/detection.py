@@ -97,15 +97,18 @@ def judged(mode: str, report: Report) -> bool:
     return report.verdict == "fail" and bool(failed & set(meant))
 
 
-async def draw(mode: str, seed: int, suite_name: str, recorded: Path, tier: str) -> Draw:
-    """Run the battery against a server of its own, broken as `seed` draws it."""
+async def draw(
+    mode: str, seed: int, suite_name: str, recorded: Path, only: tuple[str, ...] = ()
+) -> Draw:
+    """Run the default tier, or some of its checks, against a server broken as `seed` draws it."""
     chosen = hastened(suite.load(suite_name))
     broken = modes.build(mode, {}, seed)
     began = time.monotonic()
     async with Running(FaultServer(chosen, broken)) as url:
         plan = Plan(
-            chosen, tier, url, seed=seed ^ 0x5EED, reference=reference.read(recorded, chosen)
-        )
+            chosen, "default", url, seed=seed ^ 0x5EED, only=only,
+            reference=reference.read(recorded, chosen),
+        )  # fmt: skip
         report = await Battery(plan).run()
     return Draw(
         mode,
@@ -119,7 +122,8 @@ async def draw(mode: str, seed: int, suite_name: str, recorded: Path, tier: str)
     )
 
 
-def _draw(arguments: tuple[str, int, str, Path, str]) -> Draw:
+def draw_alone(arguments: tuple[str, int, str, Path, tuple[str, ...]]) -> Draw:
+    """One draw, in whatever process this is called in."""
     return asyncio.run(draw(*arguments))
 
 
@@ -151,11 +155,9 @@ def run(
             if only and name not in only:
                 continue
             count = good if name == GOOD else draws
-            work = [
-                (name, rng.randrange(2**32), suite_name, recorded, "default") for _ in range(count)
-            ]
+            work = [(name, rng.randrange(2**32), suite_name, recorded, ()) for _ in range(count)]
             busy = pool if mode.meant or name == GOOD else waiting
-            yield Row(name, list(mode.meant), list(busy.map(_draw, work)))
+            yield Row(name, list(mode.meant), list(busy.map(draw_alone, work)))
 
 
 def words(row: Row) -> str:

@@ -30,7 +30,8 @@ def obstacle(suite: str) -> str | None:
     if suite != CANARY and importlib.util.find_spec(PROGRAM) is None:
         return (
             "assay-smoke is not installed, so nobody can find the server sound: install"
-            f" smoke_tests/, or set ASSAY_READY_SUITE={CANARY} where a canary beside the server opens the door"
+            f" smoke_tests/, or set ASSAY_READY_SUITE={CANARY} where a canary beside the server"
+            " opens the door"
         )
     return None
 

@@ -84,7 +84,7 @@ class BoundaryLengths(Check):
         self, lab: Lab, needles: NeedlePrompts, lengths: Iterable[int], examples: list[str],
         offset: bool = False,
     ) -> list[tuple[int, bool]]:  # fmt: skip
-        """(length, wrong) of one hidden code at each length; lengths it cannot have are left out."""
+        """(length, wrong) of one hidden code at each length; others are left out."""
         wanted = list(lengths)
         # A switch of thinking belongs to the chat's encoding, so to the tokenizer's request.
         found = await ruler(

@@ -238,12 +238,38 @@ def surprise(answer: Answer) -> list[float]:
     return nats
 
 
+class Worst:
+    """The window of positions with the largest mean divergence."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.place = ""
+        self._text, self._first, self._last, self._values = "", 0, 0, list[float]()
+
+    def add(self, text: str, index: int, divergence: float, size: int) -> None:
+        if text != self._text or len(self._values) == size:
+            self.close()
+            self._text, self._first = text, index
+        self._last = index
+        self._values.append(divergence)
+
+    def close(self) -> None:
+        """End of a window, or of a text."""
+        if self._values:
+            mean = sum(math.inf if v != v else v for v in self._values) / len(self._values)
+            if mean > self.mean:
+                self.mean = mean
+                self.place = f"{self._text}, positions {self._first}-{self._last}"
+        self._values = []
+
+
 class ReferenceKl(Check):
     """The distribution over the next token, against the one that a trusted server recorded.
 
     Two models can answer alike and still differ: mean KL divergence, its 99th percentile and the
     share of equal top-1 tokens see a wrong scale before a wrong word (llama.cpp's measure). The KL
     is taken over the recorded likeliest tokens and one bin for all others, so it is a lower bound.
+    Its mean over windows tells of faults that begin at some length, and where.
     """
 
     name = "reference-kl"
@@ -252,9 +278,13 @@ class ReferenceKl(Check):
     class Params(Strict):
         max_mean: Positive
         max_p99: Positive
+        max_window: Positive
+        """Mean over the worst `window` positions in a row, where a fault of length shows."""
+        window: Count = 256
         min_top1: Share
         """Share of positions, those with a gap above the suite's margin, that keep their top-1."""
-        texts: Count = 8
+        texts: tuple[str, ...] = ()
+        """Names of passages; empty: all."""
         min_positions: Count = 200
 
     params: Params
@@ -263,7 +293,9 @@ class ReferenceKl(Check):
         reference: Reference | None = lab.reference
         if reference is None:
             return Outcome("skip", f"no reference was given, and suite {lab.suite.name} has none")
-        texts = reference.texts[: self.params.texts]
+        texts = [t for t in reference.texts if not self.params.texts or t.name in self.params.texts]
+        if not texts:
+            raise CouldNotRunError(f"the reference has none of {', '.join(self.params.texts)}")
         answers = await asyncio.gather(
             *(
                 lab.complete(
@@ -274,6 +306,7 @@ class ReferenceKl(Check):
             )
         )  # fmt: skip
         divergences: list[float] = []
+        worst = Worst()
         clear = kept = 0
         lost = []
         for text, answer in zip(texts, answers, strict=True):
@@ -289,6 +322,7 @@ class ReferenceKl(Check):
                     continue
                 divergence = kl(expected, found or {})
                 divergences.append(divergence)
+                worst.add(text.name, index, divergence, self.params.window)
                 if expected.gap > lab.suite.margin:
                     clear += 1
                     likeliest = max(found, key=lambda i: found[i]) if found else None
@@ -296,16 +330,22 @@ class ReferenceKl(Check):
                         kept += 1
                     else:
                         lost.append(f"{text.name}: position {index}: KL {divergence:.2f}")
-        return self._decide(divergences, clear, kept, lost)
+        worst.close()
+        return self._decide(divergences, worst, clear, kept, lost)
 
-    def _decide(self, divergences: list[float], clear: int, kept: int, lost: list[str]) -> Outcome:
+    def _decide(
+        self, divergences: list[float], worst: Worst, clear: int, kept: int, lost: list[str]
+    ) -> Outcome:
         n = len(divergences)
         if n < self.params.min_positions or clear == 0:
             return Outcome("unsure", f"not enough samples: {n} positions, {clear} of them clear")
         finite = sorted(math.inf if d != d else d for d in divergences)
         mean, p99 = sum(finite) / n, finite[min(n - 1, int(0.99 * n))]
         share = kept / clear
-        figures = {"mean_kl": mean, "p99_kl": p99, "top1": share, "positions": float(n)}
+        figures = {
+            "mean_kl": mean, "p99_kl": p99, "window_kl": worst.mean, "top1": share,
+            "positions": float(n),
+        }  # fmt: skip
         reason = (
             f"mean KL {mean:.2g}, p99 {p99:.2g} nats; top-1 kept at {kept} of {clear} positions"
         )
@@ -315,6 +355,8 @@ class ReferenceKl(Check):
             bad.append(f"mean above {self.params.max_mean:g}")
         if not p99 <= self.params.max_p99:
             bad.append(f"p99 above {self.params.max_p99:g}")
+        if not worst.mean <= self.params.max_window:
+            bad.append(f"{worst.place} above {self.params.max_window:g}")
         if high < self.params.min_top1:
             bad.append(f"top-1 below {self.params.min_top1:g}")
         if bad:

@@ -165,7 +165,7 @@ class Plan:
 
 
 def story(seed: str) -> Iterator[str]:
-    """Chapters that never repeat for as long as anybody reads: the lists' lengths share no factor."""
+    """Chapters that do not repeat while anybody reads: the lists' lengths share no factor."""
     start = zlib.crc32(seed.encode())
     hero = HEROES[start % len(HEROES)]
     for n in range(1, 10**6):
@@ -318,7 +318,7 @@ def _answer(question: Question, thinking: bool) -> Plan:
 class Scores:
     """Log-probabilities of one request: those of the model, with the noise of a batch."""
 
-    def __init__(self, seed: Any, jitter: float = 0.005, listed: int = 8) -> None:
+    def __init__(self, seed: Any, jitter: float = 0.001, listed: int = 8) -> None:
         self.seed = zlib.crc32(repr(seed).encode())
         self.jitter = jitter
         self.listed = listed

@@ -442,7 +442,7 @@ class SecondRequest(Mode):
 
 
 class PrefixHit(Mode):
-    """Only when the beginning of a prompt is in the prefix cache, and the prompt is not the same."""
+    """Only when the beginning of a prompt is in the prefix cache."""
 
     name = "prefix-cache"
     meant = ("prefix-cache",)

@@ -64,7 +64,7 @@ class Wanted:
 class FaultServer:
     """The good model of a suite, with one mode in its way."""
 
-    def __init__(self, suite: Suite, mode: Mode, jitter: float = 0.005) -> None:
+    def __init__(self, suite: Suite, mode: Mode, jitter: float = 0.001) -> None:
         self.model = Model(suite)
         self.mode = mode
         self.jitter = jitter
