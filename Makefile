@@ -19,11 +19,11 @@ TIER ?= default
 ARGS ?=
 
 BIN := .venv/bin
-# The light packages (battery, load tests, gate) alone, without torch or vLLM: what the gate image has.
+# The light packages (load tests, gate) live in an environment without torch or vLLM.
 GATE_BIN := .venv-gate/bin
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
-CODE := plugin smoke_tests models loadtest
+CODE := plugin smoke_tests models loadtest docker
 
 .PHONY: help
 help: ## list the targets
@@ -152,6 +152,5 @@ lock: ## remake the locks from cpu.in and dev.in (ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## remove what the targets above made, .venv included
-	@rm -rf .venv .venv-gate .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis plugin/src/*.egg-info plugin/build
-	@rm -rf smoke_tests/src/*.egg-info smoke_tests/build loadtest/src/*.egg-info loadtest/build
+	@rm -rf .venv .venv-gate .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis */src/*.egg-info */build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """Make .venv from the locks: pinned, hashed, with the CPU build of torch and nothing of CUDA.
 
     make env             # or: python3.11 plugin/requirements/env.py
+    env.py --runtime DIR # the packages of cpu.lock alone, in DIR: what an image needs
 
 Standard library only. A second run compares one stamp and returns. Torch is looked for in this
 order, and only its CPU build is taken:
@@ -13,6 +14,7 @@ and a complete WHEELHOUSE nothing is fetched.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import fcntl
 import hashlib
@@ -232,7 +234,17 @@ def verify() -> None:
 
 
 def main() -> None:
+    global VENV, STAMP, LOCKS
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runtime", type=Path, metavar="DIR", help="packages of cpu.lock alone")
+    runtime = parser.parse_args().runtime
     check_host()
+    if runtime is not None:
+        VENV, LOCKS = runtime.absolute(), LOCKS[:1]
+        STAMP = VENV / "assay-env"
+        install_packages()
+        verify()
+        return
     wanted = wanted_stamp()
     if current_stamp() == wanted:
         return

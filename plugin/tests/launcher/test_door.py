@@ -15,8 +15,13 @@ KEY = (b"X-Assay-Key", b"secret")
 @pytest.fixture
 def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClosedDoor:
     monkeypatch.setenv("ASSAY_RUN_DIR", str(tmp_path))
-    monkeypatch.setenv("ASSAY_BYPASS_KEY", "secret")
+    give_key(tmp_path, monkeypatch)
     return ClosedDoor(stream)
+
+
+def give_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "bypass.key").write_text("secret\n")
+    monkeypatch.setenv("ASSAY_BYPASS_KEY_FILE", str(folder / "bypass.key"))
 
 
 async def stream(scope: Any, receive: Any, send: Any) -> None:
@@ -76,7 +81,7 @@ def test_the_key_passes_and_a_wrong_one_does_not(door: ClosedDoor) -> None:
 def test_without_a_key_set_no_header_passes(
     door: ClosedDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("ASSAY_BYPASS_KEY")
+    monkeypatch.delenv("ASSAY_BYPASS_KEY_FILE")
     assert status(through(ClosedDoor(stream), headers=[(b"x-assay-key", b"")])) == 503
 
 
@@ -108,7 +113,7 @@ def with_keys(
 ) -> tuple[ClosedDoor, Path]:
     """An open door that asks for keys."""
     monkeypatch.setenv("ASSAY_RUN_DIR", str(tmp_path))
-    monkeypatch.setenv("ASSAY_BYPASS_KEY", "secret")
+    give_key(tmp_path, monkeypatch)
     (tmp_path / "open").touch()
     keys = tmp_path / "keys"
     keys.write_text(text)

@@ -239,11 +239,13 @@ def test_without_the_requirement_incoherence_is_a_warning(launch: Launches) -> N
 
 
 def test_a_canary_may_open_the_door(launch: Launches) -> None:
-    run = launch(ASSAY_READY_SUITE="canary", ASSAY_BYPASS_KEY="given to both")
+    run = launch(ASSAY_READY_SUITE="canary")
     run.wait_for("waiting for a canary")
     assert run.status("/v1/models")[0] == 503
+    key = launch.folder / ".assay" / "bypass.key"
+    assert key.stat().st_mode & 0o777 == 0o600
     request = urllib.request.Request(
-        f"http://127.0.0.1:{run.port}/v1/models", headers={"x-assay-key": "given to both"}
+        f"http://127.0.0.1:{run.port}/v1/models", headers={"x-assay-key": key.read_text().strip()}
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert answer.status == 200

@@ -1,8 +1,20 @@
-"""Reasons, read out of vLLM's log."""
+"""vLLM's log: kept, passed on, and reasons read out of it."""
 
+import json
+import os
 import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Literal
+
+Echo = Literal["text", "json"]
+KEPT_BYTES = 8 * 2**20
+"""Of a log that is also echoed: the file is there to read reasons from, not to keep."""
 
 _PREFIX = re.compile(
     r"^(?:\((?P<who>[\w.-]+) pid=(?P<pid>\d+)\)\s?)?"
@@ -22,6 +34,78 @@ def _split(line: str) -> tuple[re.Match[str], str]:
     match = _PREFIX.match(line)
     assert match is not None
     return match, line[match.end() :].rstrip()
+
+
+@contextmanager
+def sink(path: Path, echo: Echo | None) -> Iterator[int]:
+    """A file descriptor for vLLM to write its log to. With `echo`, lines also go to standard output."""
+    if echo is None:
+        with path.open("w") as file:
+            yield file.fileno()
+        return
+    source, descriptor = os.pipe()
+    threading.Thread(target=_relay, args=(source, path, echo), daemon=True).start()
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _relay(source: int, path: Path, echo: Echo) -> None:
+    file = path.open("w")
+    with os.fdopen(source, errors="replace") as lines:
+        for line in lines:
+            try:
+                if file.tell() > KEPT_BYTES:
+                    file.close()
+                    path.rename(path.with_suffix(".1"))
+                    file = path.open("w")
+                file.write(line)
+                file.flush()
+            except OSError:
+                pass  # a full disk must not stop the log, nor vLLM, which waits for its reader
+            emit(line.rstrip("\n"), echo)
+
+
+def emit(line: str, echo: Echo, process: str = "APIServer", out: IO[str] | None = None) -> None:
+    """One line of a log to standard output."""
+    out = out or sys.__stdout__
+    assert out is not None
+    print(as_json(line, process) if echo == "json" else line, file=out, flush=True)
+
+
+def as_json(line: str, process: str) -> str:
+    """A line as one JSON object; `process` is who wrote it where the line does not say so."""
+    match, text = _split(line)
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
+    record = {"time": stamp, "level": match["level"] or "INFO", "process": match["who"] or process}
+    if match["pid"]:
+        record["pid"] = match["pid"]
+    return json.dumps(record | {"message": text}, ensure_ascii=False)
+
+
+class JsonLines:
+    """A text stream that makes each line that is printed to it one JSON object: the launcher's own
+    words between vLLM's."""
+
+    def __init__(self, out: IO[str], level: str = "INFO") -> None:
+        self._out = out
+        self._level = level
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(None, lines):
+            record = json.loads(as_json(line, "launcher")) | {"level": self._level}
+            print(json.dumps(record, ensure_ascii=False), file=self._out)
+        return len(text)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def isatty(self) -> bool:
+        return False
 
 
 def read(path: Path) -> list[str]:

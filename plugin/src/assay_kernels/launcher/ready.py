@@ -6,7 +6,6 @@ and what a release gate does, is the same program.
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -63,23 +62,20 @@ class Report:
 class Asking:
     """`with Asking(...) as asking:` runs the program; leaving the block ends it."""
 
-    def __init__(self, suite: str, url: str, key: str, folder: Path) -> None:
+    def __init__(self, suite: str, url: str, key_file: Path, folder: Path) -> None:
         self.suite = suite
         self.path = folder / "ready.json"
         self.errors = folder / "ready.err"
         self.command = [
             sys.executable, "-m", PROGRAM, "run", "--quiet", "--url", url, "--suite", suite,
-            "--tier", "ready", "--json", str(self.path),
+            "--tier", "ready", "--json", str(self.path), "--bypass-key-file", str(key_file),
         ]  # fmt: skip
-        # Through the environment: arguments can be read by every user of the machine.
-        self.environment = os.environ | {"ASSAY_BYPASS_KEY": key}
 
     def __enter__(self) -> "Asking":
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                self.command, env=self.environment, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=errors,
-            )  # fmt: skip
+                self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+            )
         return self
 
     def __exit__(

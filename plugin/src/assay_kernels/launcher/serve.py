@@ -20,7 +20,18 @@ from typing import IO, Any, NoReturn
 import yaml
 
 from assay_kernels import __version__
-from assay_kernels.launcher import arguments, client, host, logfile, processes, procfs, ready
+from assay_kernels.launcher import (
+    arguments,
+    client,
+    host,
+    logfile,
+    preflight,
+    processes,
+    procfs,
+    ready,
+    shm,
+    watchdog,
+)
 from assay_kernels.settings import arithmetic, cpu_operators
 from assay_kernels.vllm_plugin import door, proof
 
@@ -73,6 +84,8 @@ class Settings:
     require: bool = True
     """Open the door only if every vLLM process has proven the plugin (ASSAY_REQUIRE)."""
     start_seconds: float = 1800.0
+    echo: logfile.Echo | None = None
+    """Also write vLLM's log to standard output, in this form; the file is then kept small."""
     vllm: tuple[str, ...] = field(
         default=(sys.executable, "-m", "assay_kernels.launcher.vllm_main", "serve")
     )
@@ -84,6 +97,11 @@ class Settings:
     @property
     def run_dir(self) -> Path:
         return self.state.absolute() / "run"
+
+    @property
+    def key_file(self) -> Path:
+        """The door's bypass key. Who may read this folder, a canary beside the server, may use it."""
+        return self.state.absolute() / "bypass.key"
 
 
 def check(settings: Settings) -> None:
@@ -112,18 +130,57 @@ def check(settings: Settings) -> None:
             if not door.read_keys(Path(keys)):
                 raise LaunchError(f"ASSAY_API_KEYS_FILE {keys} holds no key", 2)
         except door.KeysError as error:
-            raise LaunchError(str(error), 2) from error
+            raise LaunchError(f"ASSAY_API_KEYS_FILE {error}", 2) from error
     if not 0 < settings.port < 65536:
         raise LaunchError(f"--port {settings.port}: must be between 1 and 65535", 2)
     if (obstacle := host.port_obstacle(settings.host, settings.port)) is not None:
         raise LaunchError(obstacle, 2)
     try:
+        stalled_after(settings)
         arithmetic(variables(settings))
         cpu_operators(variables(settings))
     except ValueError as error:
         raise LaunchError(str(error), 2) from error
-    if settings.require and model_type(folder) == "deepseek_v4":
+    wish = wished(settings)
+    machine = preflight.Machine.here(cache_folder(settings), wish.place == "gpu")
+    obstacles = preflight.obstacles(wish, machine)
+    if not obstacles and settings.require and model_type(folder) == "deepseek_v4":
         check_headers(folder)
+        obstacles = preflight.model_obstacles(wish, machine, folder)
+    if obstacles:
+        raise LaunchError("\n".join(obstacles), 2)
+    for warning in preflight.warnings(wish, machine):
+        print(f"warning: {warning}", flush=True)
+
+
+def wished(settings: Settings) -> preflight.Wish:
+    """What the profile and its variables ask of the machine."""
+    profile, given = read_profile(settings.profile), variables(settings)
+    arch = given.get("ASSAY_ARCH", "cpu")
+    if arch not in ("cpu", *preflight.CAPABILITIES):
+        known = ", ".join(("cpu", *preflight.CAPABILITIES))
+        raise LaunchError(f"ASSAY_ARCH={arch!r}: must be one of {known}", 2)
+    ranks = arguments.ranks(settings.extra, profile)
+    variant = given.get("ASSAY_CUDA_VARIANT", "")
+    return preflight.Wish(settings.profile.stem, arch, ranks, profile, variant)
+
+
+def cache_folder(settings: Settings) -> Path:
+    """Where everything that is compiled while serving is kept."""
+    given = variables(settings).get("ASSAY_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    return Path(given) if given else Path.home() / ".cache"
+
+
+def stalled_after(settings: Settings) -> float:
+    """Seconds without progress after which the server is ended; 0: never. Raises ValueError."""
+    text = variables(settings).get("ASSAY_STALLED_AFTER", "") or str(watchdog.DEFAULT_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"ASSAY_STALLED_AFTER={text!r}: must be a number of seconds, 0 for never")
+    return seconds
 
 
 def model_type(folder: Path) -> object:
@@ -171,7 +228,7 @@ def keys_file(settings: Settings) -> str:
     return variables(settings).get("ASSAY_API_KEYS_FILE", "")
 
 
-def environment(settings: Settings, key: str) -> dict[str, str]:
+def environment(settings: Settings) -> dict[str, str]:
     """vLLM's environment: the caller's wins over the profile's, which wins over the defaults."""
     env = dict(DEFAULT_ENVIRONMENT)
     if Path(settings.model).is_dir():
@@ -181,7 +238,7 @@ def environment(settings: Settings, key: str) -> dict[str, str]:
         env["VLLM_CPU_OMP_THREADS_BIND"] = binding
     env |= FORCED_ENVIRONMENT
     return env | {
-        "ASSAY_BYPASS_KEY": key,
+        "ASSAY_BYPASS_KEY_FILE": str(settings.key_file),
         "ASSAY_REQUIRE": str(int(settings.require)),
         "ASSAY_RUN_DIR": str(settings.run_dir),
     }
@@ -250,8 +307,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        # A canary beside this server knows the key only if somebody gave it to both.
-        self.key = variables(settings).get("ASSAY_BYPASS_KEY") or secrets.token_urlsafe(24)
+        self.key = secrets.token_urlsafe(24)
         self.client = client.Client(settings.host, settings.port)
         self.titles: dict[int, str] = {}
         self.opened = False
@@ -264,6 +320,8 @@ class Server:
         settings = self.settings
         self.lock = take(settings.state)
         make_afresh(settings.run_dir)
+        write_key(settings.key_file, self.key)
+        shm.clear(settings.state / "shm.json")
         procfs.adopt_orphans()
         command = [*settings.vllm, settings.model, "--config", str(settings.profile)]
         command += ["--host", settings.host, "--port", str(settings.port)]
@@ -271,15 +329,14 @@ class Server:
         self.report, for_the_guard = os.pipe()
         guard = [sys.executable, "-m", "assay_kernels.launcher.guard", str(for_the_guard)]
         try:
-            with settings.log.open("w") as log:
-                log.write(f"$ {shlex.join(command)}\n")
-                log.flush()
+            with logfile.sink(settings.log, settings.echo) as log:
+                os.write(log, f"$ {shlex.join(command)}\n".encode())
                 self.guard = subprocess.Popen(
                     [*guard, str(self.grace()), *command],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=environment(settings, self.key),
+                    env=environment(settings),
                     pass_fds=[for_the_guard],
                     start_new_session=True,
                 )
@@ -439,7 +496,9 @@ class Server:
     def assay(self, suite: str) -> ready.Report:
         """Ask the ready tier of a suite through the door's side entrance; raises LaunchError, or
         warns, when the server is not found sound."""
-        with ready.Asking(suite, self.client.url, self.key, self.settings.run_dir) as asking:
+        with ready.Asking(
+            suite, self.client.url, self.settings.key_file, self.settings.run_dir
+        ) as asking:
             while not asking.ended(0.2):
                 self.check_alive()
         report = asking.report()
@@ -468,9 +527,17 @@ class Server:
             (self.settings.run_dir / "open").unlink(missing_ok=True)
 
     def watch(self) -> NoReturn:
-        while True:
+        seconds = stalled_after(self.settings)
+        dog = watchdog.Watchdog(self.client, self.key, seconds)
+        if seconds:
+            dog.start()
+        shm.record(self.settings.state / "shm.json", procfs.descendants(os.getpid()))
+        while dog.verdict is None:
             self.check_alive()
             time.sleep(0.5)
+        self.close_door()
+        self.kill()  # nothing in it would answer a wish to stop
+        raise LaunchError(f"the server was ended because {dog.verdict}\n  log: {self.settings.log}")
 
 
 def take(state: Path) -> IO[str]:
@@ -500,6 +567,16 @@ def make_afresh(run_dir: Path) -> None:
         (run_dir / "proof").mkdir(mode=0o700)
     except OSError as error:
         raise LaunchError(f"cannot make {run_dir} afresh: {error}", 2) from error
+
+
+def write_key(path: Path, key: str) -> None:
+    """For the owner alone, from the first moment."""
+    try:
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(f"{key}\n")
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {error.strerror}", 2) from error
 
 
 def announce(settings: Settings) -> None:

@@ -12,8 +12,9 @@ own `--api-key` guards only some paths. The file is read again when it changes.
 *Is the server sound?* The door is open while the file `$ASSAY_RUN_DIR/open` exists. Closed,
 everything but OPEN_PATHS is 503 with Retry-After.
 
-The holder of `$ASSAY_BYPASS_KEY`, who sends it in the header `x-assay-key`, passes both: whoever
-tests the server before its clients may use it.
+The holder of the key in `$ASSAY_BYPASS_KEY_FILE`, who sends it in the header `x-assay-key`, passes both:
+whoever tests the server before its clients may use it. A file, because the environment of a process can
+be read in /proc and is shown by `docker inspect`.
 """
 
 import hashlib
@@ -51,14 +52,14 @@ def read_keys(path: Path) -> list[bytes]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise KeysError(f"ASSAY_API_KEYS_FILE {path}: {error.strerror}") from error
+        raise KeysError(f"{path}: {error.strerror}") from error
     keys = []
     for number, line in enumerate(lines, 1):
         key = line.strip()
         if not key or key.startswith(b"#"):
             continue
         if not all(33 <= byte <= 126 for byte in key):
-            raise KeysError(f"ASSAY_API_KEYS_FILE {path}, line {number}: a key is printable ASCII")
+            raise KeysError(f"{path}, line {number}: a key is printable ASCII")
         keys.append(key)
     return keys
 
@@ -114,7 +115,8 @@ class ClosedDoor:
     def __init__(self, app: App) -> None:
         self.app = app
         self.sign = os.fspath(proof.run_dir() / "open")
-        self.bypass = os.environ.get("ASSAY_BYPASS_KEY", "").encode()
+        bypass = os.environ.get("ASSAY_BYPASS_KEY_FILE", "")
+        self.bypass = next(iter(read_keys(Path(bypass))), b"") if bypass else b""
         file = os.environ.get("ASSAY_API_KEYS_FILE", "")
         self.keys = Keys(Path(file)) if file else None
 
