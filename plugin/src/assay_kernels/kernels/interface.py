@@ -42,6 +42,10 @@ class KernelSet(ABC):
     def prepare(self, weight: PackedWeight) -> Any:
         """Turn packed weights into this set's operand. Called once a layer, after loading."""
 
+    def prepare_gate_up(self, weight: PackedWeight) -> Any:
+        """The same for rows gate | up that `dense_swiglu` or `grouped_l1` will read."""
+        return self.prepare(weight)
+
     @abstractmethod
     def prepare_plain(self, weight: Tensor) -> Any:
         """The same for weights that are not NVFP4: bf16 [..., N, K]."""

@@ -1,0 +1,157 @@
+"""Compile a kernel once, keep its object file, load it ever after.
+
+The DSL is an optional extra under NVIDIA's licence; this is the only module that needs it to be
+there, and it says so in one sentence when it is not. Nothing here needs a GPU until a kernel runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from assay_kernels.kernels.sm90.config import GemmConfig
+
+Epilogue = Literal["bf16", "fp32", "swiglu", "combine"]
+ARCH = "sm_90a"
+FUNCTION = "kernel"
+
+
+class CompilerMissingError(RuntimeError):
+    """The CUTLASS DSL is not installed."""
+
+
+@dataclass(frozen=True)
+class KernelKey:
+    """What is compiled: a product of one configuration, or the gather before a grouped one."""
+
+    config: GemmConfig | None
+    epilogue: Epilogue = "bf16"
+    experts: int = 0
+    after_router: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.config is None:
+            return "gather"
+        grouped = f"_e{self.experts}{'r' if self.after_router else ''}" if self.experts else ""
+        return f"{self.epilogue}{grouped}_{self.config.name}"
+
+
+def require_dsl() -> None:
+    """Raise CompilerMissingError, naming the remedy, if the DSL cannot be imported."""
+    try:
+        import_module("cutlass.cute")
+    except ImportError as error:
+        raise CompilerMissingError(
+            "the Hopper kernels need the CUTLASS DSL: pip install 'assay-kernels[cuda]' "
+            f"(under NVIDIA's licence, for systems with NVIDIA GPUs): {error}"
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """Hash of everything a compiled kernel depends on: these sources, the DSL, the target."""
+    digest = hashlib.sha256(ARCH.encode())
+    for package in ("nvidia-cutlass-dsl", "apache-tvm-ffi"):
+        digest.update(f"{package}={metadata.version(package)}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """`ASSAY_KERNEL_CACHE`, or the user's cache folder."""
+    root = os.environ.get("ASSAY_KERNEL_CACHE")
+    base = Path(root) if root else Path.home() / ".cache" / "assay" / "kernels"
+    return base / fingerprint()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def compile_kernel(key: KernelKey) -> Any:
+    """Compile for sm_90a on any host. The result has `__cubin__`, `__ptx__` and `export_to_c`."""
+    require_dsl()
+    import cutlass.cute as cute
+    from cutlass import BFloat16, Float32, Int32
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    from assay_kernels.kernels.sm90.gather import Gather
+    from assay_kernels.kernels.sm90.gemm import Gemm
+
+    def flat(dtype: Any, align: int) -> Any:
+        return make_fake_tensor(dtype, (cute.sym_int64(),), (1,), assumed_align=align)
+
+    def matrix(dtype: Any) -> Any:
+        return make_fake_tensor(
+            dtype,
+            (cute.sym_int32(), cute.sym_int32(divisibility=8)),
+            (cute.sym_int64(divisibility=8), 1),
+            assumed_align=16,
+        )
+
+    def short() -> Any:
+        return make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
+
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    zero = Int32(0)
+    options = f"--enable-tvm-ffi --gpu-arch {ARCH}"
+    if key.config is None:
+        return cute.compile(
+            Gather(), matrix(BFloat16), matrix(BFloat16), short(), short(), short(),
+            matrix(BFloat16), zero, zero, stream, options=options,
+        )  # fmt: skip
+    gemm = Gemm(key.config, key.epilogue, key.experts, key.after_router)
+    weights = (flat(Int32, 128), flat(Int32, 128), flat(Float32, 16))
+    out = matrix(Float32 if key.epilogue == "fp32" else BFloat16)
+    if not key.experts:
+        return cute.compile(
+            gemm, *weights, matrix(BFloat16), out, zero, zero, zero, Float32(0), zero, zero,
+            stream, options=options,
+        )  # fmt: skip
+    return cute.compile(
+        gemm.grouped, *weights, matrix(BFloat16), out, short(), flat(Int32, 4), flat(Float32, 4),
+        flat(Int32, 4), flat(Float32, 16), flat(Int32, 4), zero, zero, Float32(0), zero, zero,
+        stream, options=options,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=None)
+def load_kernel(key: KernelKey) -> Callable[..., None]:
+    """The compiled kernel, from this process, the disk, or the compiler, in that order.
+
+    The object file appears whole or not at all: a process killed while it writes leaves nothing
+    that another would load. Call this before CUDA graphs are captured.
+    """
+    require_dsl()
+    import cutlass.cute as cute
+
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{key.name}.o"
+    if not path.exists():
+        with _locked(folder / f"{key.name}.lock"):
+            if not path.exists():
+                handle, temporary = tempfile.mkstemp(suffix=".o", dir=folder)
+                os.close(handle)
+                try:
+                    compile_kernel(key).export_to_c(temporary, function_name=FUNCTION)
+                    os.replace(temporary, path)
+                finally:
+                    Path(temporary).unlink(missing_ok=True)
+    module = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
+    function: Callable[..., None] = module[FUNCTION]
+    return function
