@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 class Timeouts:
     """Seconds."""
 
-    connect: float = 10.0
+    connect: float = 30.0
     idle: float = 60.0
     """Within a stream: without a byte from the server."""
     request: float = 300.0
