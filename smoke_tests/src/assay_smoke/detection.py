@@ -96,7 +96,7 @@ LONG = {"rescoring", "repetition", "script-mix", "greedy-choice", "acceptance-le
 
 
 def checks_for(mode: str) -> tuple[str, ...]:
-    """The checks meant for a fault and those that ask for them; all for the good mode and outages."""
+    """The checks meant for a fault and those that ask for them; else every one."""
     meant = set(modes.MODES[mode].meant)
     if not meant:
         return ()

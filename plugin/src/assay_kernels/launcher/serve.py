@@ -104,7 +104,7 @@ def check(settings: Settings) -> None:
         raise LaunchError(
             f"VLLM_PLUGINS={allowed} does not name assay, so vLLM would not load it", 2
         )
-    if (obstacle := ready.obstacle(ready.suite(variables(settings)))) is not None:
+    if (obstacle := ready.obstacle(variables(settings))) is not None:
         raise LaunchError(obstacle, 2)
     if keys := keys_file(settings):
         try:
@@ -406,10 +406,11 @@ class Server:
             print(f"warning: {problem}", flush=True)
         return proofs
 
-    def assay(self, suite: str) -> ready.Report:
-        """Ask the ready tier of a suite through the door's side entrance; raises LaunchError, or
+    def assay(self) -> ready.Report:
+        """Ask the ready tier of the profile's suite through the door's side entrance; raises LaunchError, or
         warns, when the server is not found sound."""
-        with ready.Asking(suite, self.client.url, self.key, self.settings.run_dir) as asking:
+        given = variables(self.settings)
+        with ready.Asking(given, self.client.url, self.key, self.settings.run_dir) as asking:
             while not asking.ended(0.2):
                 self.check_alive()
         report = asking.report()
@@ -558,7 +559,7 @@ def run(server: Server, signals: StopSignals) -> NoReturn:
             server.wait_for_canary()
         else:
             progress.show(f"asking the suite {suite}")
-            report = server.assay(suite)
+            report = server.assay()
             server.open_door()
         progress.clear()
         announce_ready(server, proofs, progress, report)
