@@ -407,8 +407,8 @@ class Server:
         return proofs
 
     def assay(self) -> ready.Report:
-        """Ask the ready tier of the profile's suite through the door's side entrance; raises LaunchError, or
-        warns, when the server is not found sound."""
+        """Ask the ready tier of the profile's suite through the door's side entrance; raises
+        LaunchError, or warns, when the server is not found sound."""
         given = variables(self.settings)
         with ready.Asking(given, self.client.url, self.key, self.settings.run_dir) as asking:
             while not asking.ended(0.2):
