@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 class Timeouts:
     """Seconds."""
 
-    connect: float = 10.0
+    connect: float = 30.0
     idle: float = 60.0
     """Within a stream: without a byte from the server."""
     request: float = 300.0
@@ -90,7 +90,9 @@ class Client:
         self.secrets = secrets or Secrets()
         self.timeouts = timeouts or Timeouts()
         self.thinking = thinking or Thinking()
-        limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
+        # A connection for each request: one that is kept may be closed by the server in the very
+        # moment in which it is used again, and that would look like an outage.
+        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
             # A compressed stream would be held back until a block of it is full.
             headers=self.secrets.headers() | {"Accept-Encoding": "identity"},
