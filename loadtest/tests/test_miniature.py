@@ -27,7 +27,7 @@ about: The shipped policy, with a margin for machines that do other things too.
 profile: docker/profiles/miniature-cpu.yaml
 hardware: local-cpu
 server: {model: assay-miniature, arch: cpu}
-repetitions: 3
+repetitions: 5
 coherence:
   before: {suite: miniature, tier: ready}
   under_load:
