@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from assay_load import __version__
+from assay_load import __version__, outputs
 from assay_load.errors import InputError, TargetError
 
 
@@ -78,6 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def do_run(options: argparse.Namespace) -> int:
+    outputs.folder(options.out, "--out")
+    if options.raw is not None:
+        outputs.file(Path(options.raw), "--raw")
     if options.processes > 1:
         return run_distributed(options)
     from assay_load.drive.run import run
@@ -131,6 +134,8 @@ def run_distributed(options: argparse.Namespace) -> int:
 def do_compare(options: argparse.Namespace) -> int:
     from assay_load.report.compare import compare
 
+    if options.json is not None:
+        outputs.file(options.json, "--json")
     return compare(options.a, options.b, options.margin, options.json)
 
 
