@@ -42,12 +42,18 @@ def settings(variables: Mapping[str, str], extra: tuple[str, ...]) -> Settings:
         profile=profile(variables),
         host=variables.get("ASSAY_HOST") or "0.0.0.0",
         port=int(number(variables, "ASSAY_PORT", 8000)),
-        extra=extra,
+        extra=(*tracing(variables), *extra),
         state=Path(variables.get("ASSAY_STATE_DIR") or "/run/assay"),
         require=variables.get("ASSAY_REQUIRE", "1") != "0",
         start_seconds=number(variables, "STARTUP_BUDGET", 1800),
         echo="json" if echo == "json" else "text",
     )
+
+
+def tracing(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """vLLM traces only where a flag names the collector; OpenTelemetry's own variable says where."""
+    endpoint = variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    return ("--otlp-traces-endpoint", endpoint) if endpoint else ()
 
 
 def number(variables: Mapping[str, str], name: str, default: float) -> float:
