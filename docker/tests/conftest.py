@@ -49,7 +49,7 @@ def messages(log: str) -> list[str]:
     return [json.loads(line)["message"] for line in log.splitlines() if line.startswith("{")]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def engine() -> None:
     try:
         answer = subprocess.run([DOCKER, "info"], capture_output=True, text=True, timeout=30)

@@ -63,7 +63,7 @@ class Row:
     rate: float
     """Tokens/s of a stream as the client saw it, median."""
     cpu: float
-    """CPU seconds a second of the run, of the client."""
+    """CPU seconds a second: of assay-load while it ran, of the others with their start and end."""
     error_p50: float
     error_p99: float
     each_p50: float | None = None

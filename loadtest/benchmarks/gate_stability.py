@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import queue
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "gate-stability.json"
@@ -37,7 +39,7 @@ WORKLOAD = """\
 name: probe
 about: Short answers of one length, for many verdicts.
 arrival: {kind: closed-loop, concurrency: 12}
-stop: {sessions: 48}
+stop: {sessions: 60}
 warmup: {sessions: 12}
 classes:
   - name: probe
@@ -50,7 +52,7 @@ about: Speed alone, as the shipped policy of the miniature asks for it.
 profile: none
 hardware: local-cpu
 server: {{model: {model}}}
-repetitions: 5
+repetitions: 7
 coherence: null
 loads:
   - workload: {workload}
@@ -139,22 +141,38 @@ def slowed(upstream: str) -> Iterator[str]:
         yield url
 
 
-def gate(command: str, policy: Path, url: str, baseline: Path, out: Path) -> str:
-    """The verdict, or what `baseline` ended with; raises CannotMeasureError for the latter."""
-    flags = ["--write", str(baseline)] if command == "baseline" else ["--baseline", str(baseline)]
-    more = ["--repetitions", "9"] if command == "baseline" else []
+def record(policy: Path, url: str, baseline: Path, out: Path) -> None:
+    """Raises CannotMeasureError."""
     answer = subprocess.run(
-        [sys.executable, "-m", "assay_load.gate.cli", command, "--policy", str(policy),
-         "--url", url, "--out", str(out), *flags, *more],
+        [sys.executable, "-m", "assay_load.gate.cli", "baseline", "--policy", str(policy),
+         "--url", url, "--out", str(out), "--write", str(baseline), "--repetitions", "9"],
         capture_output=True, text=True,
     )  # fmt: skip
-    if command == "baseline" and answer.returncode != 0:
+    if answer.returncode != 0:
         raise CannotMeasureError(answer.stdout + answer.stderr)
-    verdict = {0: "pass", 1: "fail"}.get(answer.returncode, "invalid")
-    if command == "run":
-        reasons = answer.stdout.partition("; " + str(out))[2].splitlines()[1:]
-        print(f"  {verdict}  {'; '.join(line.strip() for line in reasons)[:200]}", flush=True)
-    return verdict
+
+
+def judge(policy: Path, url: str, baseline: Path, out: Path) -> str:
+    """The verdict of a gate in this process: to start an interpreter two hundred times would
+    disturb the servers that are being timed."""
+    from assay_load.gate import baseline as baselines
+    from assay_load.gate import policy as policies
+    from assay_load.gate.run import Options, judge_release
+
+    found = judge_release(
+        policies.load(str(policy)), Options(url, out), baselines.read(baseline), lambda _: None
+    )
+    seen = [f"{b.metric} {b.slowdown:+.1%} (seen {b.detectable:.1%})" for b in found.bounds]
+    print(f"  {found.verdict}  {'; '.join(seen)}", file=sys.stderr, flush=True)
+    return found.verdict
+
+
+def work(policy: Path, baseline: Path, folder: Path) -> None:
+    """Answer each line `state seed` with the verdict on such a server."""
+    for line in sys.stdin:
+        state, seed = line.split()
+        with paced(int(seed), SLOW if state == "slowed" else 1.0) as url:
+            print(judge(policy, url, baseline, folder / f"{state}-{seed}"), flush=True)
 
 
 def row(servers: str, state: str, verdicts: list[str]) -> Row:
@@ -169,19 +187,34 @@ def judge_paced(count: int, jobs: int, folder: Path) -> list[Row]:
     policy.write_text(POLICY.format(model="paced", workload=folder / "probe.yaml"))
     baseline = folder / "baseline.json"
     with paced(0, 1.0) as url:
-        gate("baseline", policy, url, baseline, folder / "b")
+        record(policy, url, baseline, folder / "b")
+    command = [sys.executable, __file__, "--work", str(policy), str(baseline), str(folder)]
+    workers: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+    for _ in range(jobs):
+        workers.put(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True))
 
-    def one(job: tuple[int, str]) -> str:
-        seed, state = job
-        with paced(seed, SLOW if state == "slowed" else 1.0) as url:
-            return gate("run", policy, url, baseline, folder / f"{state}-{seed}")
+    def one(job: tuple[str, int]) -> str:
+        worker = workers.get()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write("{} {}\n".format(*job))
+        worker.stdin.flush()
+        verdict = worker.stdout.readline().strip()
+        workers.put(worker)
+        if not verdict:
+            raise CannotMeasureError("a worker ended")
+        return verdict
 
-    rows = []
-    for state, first in (("healthy", 1), ("slowed", 10_001)):
-        with ThreadPoolExecutor(jobs) as pool:
-            verdicts = list(pool.map(one, [(first + i, state) for i in range(count)]))
-        rows.append(row("paced", state, verdicts))
-    return rows
+    # In turn, so that a slow hour of the machine hits both.
+    states = ("healthy", "slowed")
+    jobs_in_turn = [(state, 10_000 * s + i) for i in range(1, count + 1)
+                    for s, state in enumerate(states)]  # fmt: skip
+    with ThreadPoolExecutor(jobs) as pool:
+        verdicts = list(pool.map(one, jobs_in_turn))
+    while not workers.empty():
+        worker = workers.get()
+        worker.communicate()
+    return [row("paced", state, verdicts[s :: len(states)]) for s, state in enumerate(states)]
 
 
 def judge_miniature(count: int, folder: Path) -> list[Row]:
@@ -195,11 +228,11 @@ def judge_miniature(count: int, folder: Path) -> list[Row]:
     baseline = folder / "baseline.json"
     verdicts: dict[str, list[str]] = {"healthy": [], "slowed": []}
     with miniature(folder) as url, slowed(url) as slow:
-        gate("baseline", policy, url, baseline, folder / "b")
+        record(policy, url, baseline, folder / "b")
         for number in range(count):  # in turn, so that a slow hour of the machine hits both
             for state, where in (("healthy", url), ("slowed", slow)):
                 out = folder / f"{state}-{number}"
-                verdicts[state].append(gate("run", policy, where, baseline, out))
+                verdicts[state].append(judge(policy, where, baseline, out))
     return [row("miniature", state, found) for state, found in verdicts.items()]
 
 
@@ -222,12 +255,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--miniature", type=int, default=10, help="verdicts of each state")
     parser.add_argument("--jobs", type=int, default=2, help="paced verdicts at a time")
     parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--work", nargs=3, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.work:
+        work(*options.work)
+        return 0
     rows: list[Row] = []
     try:
-        with tempfile.TemporaryDirectory(prefix="assay-gate-stability-") as work:
+        with tempfile.TemporaryDirectory(prefix="assay-gate-stability-") as temporary:
             for name in ("paced", "miniature"):
-                folder = Path(work, name)
+                folder = Path(temporary, name)
                 folder.mkdir()
                 if name == "paced" and options.paced:
                     rows += judge_paced(options.paced, options.jobs, folder)

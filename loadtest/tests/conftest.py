@@ -32,10 +32,8 @@ class Tool:
 
     def stop(self) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+            self.process.send_signal(signal.SIGINT)
+        self.process.wait(90)
 
 
 def free_port() -> int:
@@ -61,24 +59,35 @@ def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 60) -> N
 
 
 @pytest.fixture(scope="session")
-def start_tool() -> Iterator[Callable[..., Tool]]:
-    """`start_tool("paced", "--rate", "100")` -> a running server; `module` for another program."""
+def start_server() -> Iterator[Callable[..., Tool]]:
+    """`start_server(lambda port: [command, ..])` -> the server, once it answers `/v1/models`."""
     tools: list[Tool] = []
 
-    def start(command: str, *arguments: str, module: str = "assay_load.cli") -> Tool:
+    def start(command: Callable[[int], list[str]], seconds: float = 60) -> Tool:
         port = free_port()
         process = subprocess.Popen(
-            [sys.executable, "-m", module, command, "--port", str(port), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            command(port), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         tool = Tool(process, f"http://127.0.0.1:{port}")
         tools.append(tool)
-        wait_for(f"{tool.url}/v1/models", process)
+        wait_for(f"{tool.url}/v1/models", process, seconds)
         return tool
 
     yield start
-    for tool in tools:
+    for tool in reversed(tools):
         tool.stop()
+
+
+@pytest.fixture(scope="session")
+def start_tool(start_server: Callable[..., Tool]) -> Callable[..., Tool]:
+    """`start_tool("paced", "--rate", "100")` -> a running server; `module` for another program."""
+
+    def start(command: str, *arguments: str, module: str = "assay_load.cli") -> Tool:
+        begin = [sys.executable, "-m", module, command]
+        return start_server(lambda port: [*begin, "--port", str(port), *arguments])
+
+    return start
 
 
 @pytest.fixture(scope="session")

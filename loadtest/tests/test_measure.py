@@ -141,3 +141,12 @@ def test_no_spread_can_be_told_from_nothing_or_from_one_value() -> None:
     assert detectable([1.0], [1.0]) == float("inf")
     assert detectable([0.0, 1.0, 1.0], [1.0, 1.0]) == float("inf")
     assert detectable([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]) == 0.0
+
+
+def test_one_wild_repetition_does_not_hide_what_the_medians_show() -> None:
+    rng = np.random.default_rng(2)
+    calm = np.exp(rng.normal(0, 0.02, 7))
+    wild = calm.copy()
+    wild[3] *= 1.5
+    base = np.exp(rng.normal(0, 0.02, 9))
+    assert detectable(wild, base) < 1.5 * detectable(calm, base)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +51,20 @@ def run(module: str, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    from conftest import free_port, wait_for
-
+def served(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     if not SERVE.exists():
         pytest.skip(f"needs {SERVE} (make env)")
-    port, folder = free_port(), tmp_path_factory.mktemp("miniature")
-    with (folder / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(SERVE), "serve", str(ROOT / "models" / "miniature" / "checkpoint"),
-             "--config", str(ROOT / "docker" / "profiles" / "miniature-cpu.yaml"),
-             "--host", "127.0.0.1", "--port", str(port), "--state-dir", str(folder / "state")],
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(f"{url}/v1/models", process, 300)
-        yield url
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(90)
+    folder = tmp_path_factory.mktemp("miniature")
+    checkpoint = ROOT / "models" / "miniature" / "checkpoint"
+    profile = ROOT / "docker" / "profiles" / "miniature-cpu.yaml"
+    server = start_server(
+        lambda port: [
+            str(SERVE), "serve", str(checkpoint), "--config", str(profile), "--host", "127.0.0.1",
+            "--port", str(port), "--state-dir", str(folder / "state"),
+        ],
+        seconds=300,
+    )  # fmt: skip
+    return str(server.url)
 
 
 @pytest.mark.parametrize("name", shipped())
