@@ -41,8 +41,8 @@ class Component:
 
 
 def licence(distribution: Distribution) -> str:
-    """As the distribution's metadata says it: expression, classifier, or the short licence field; else
-    the names of the licence files that it brings."""
+    """As the distribution's metadata says it: expression, classifier, or the short licence
+    field; else the names of the licence files that it brings."""
     data = distribution.metadata
     if expression := data.get("License-Expression"):
         return str(expression)

@@ -1,4 +1,4 @@
-"""Profiles, compose files and the image's own files, before anything is built. No daemon is needed."""
+"""Profiles and compose files, before anything is built. No daemon is needed."""
 
 import json
 import os

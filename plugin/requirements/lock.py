@@ -187,6 +187,5 @@ def lock_cuda(upgrade: bool) -> None:
     write(lock, entries, "cu130.in", CUDA_PYTHONS)
 
 
-
 if __name__ == "__main__":
     main()

@@ -26,7 +26,8 @@ def test_signs_of_life_are_the_engine_s_own() -> None:
 
 
 def engine(running: int, steps: int) -> Signs:
-    return {"0": {"num_requests_running{}": str(running), "iteration_tokens_total_count{}": str(steps)}}
+    steps_of = {"iteration_tokens_total_count{}": str(steps)}
+    return {"0": {"num_requests_running{}": str(running)} | steps_of}
 
 
 def test_a_busy_engine_is_alive_however_long_it_runs() -> None:

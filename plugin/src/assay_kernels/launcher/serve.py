@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def key_file(self) -> Path:
-        """The door's bypass key. Who may read this folder, a canary beside the server, may use it."""
+        """The door's bypass key, for who may read this folder: a canary beside the server."""
         return self.state.absolute() / "bypass.key"
 
 
@@ -575,8 +575,9 @@ def door_key(path: Path) -> str:
     try:
         with suppress(FileNotFoundError):
             found = path.stat()
-            if found.st_uid == os.getuid() and not found.st_mode & 0o077 and path.read_text().strip():
-                return path.read_text().strip()
+            private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+            if private and (key := path.read_text().strip()):
+                return key
             path.unlink()
         key = secrets.token_urlsafe(24)
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

@@ -2,9 +2,9 @@
 
     python -m assay_kernels.launcher.weights REPOSITORY REVISION FOLDER
 
-A complete folder is left alone and nothing is asked of any network, so that a node can be cut off from it
-afterwards. An interrupted download goes on where it stopped. What came is compared with the hub's
-SHA-256 of every large file, then the headers are audited. Exit code 0: complete; 1: could not be
+A complete folder is left alone and nothing is asked of any network, so that a node can be cut off
+from it afterwards. An interrupted download goes on where it stopped. What came is compared with the
+hub's SHA-256 of every large file, then the headers are audited. Exit code 0: complete; 1: could not be
 completed, run it again; 2: can never be, as asked.
 
 HF_ENDPOINT, HTTPS_PROXY, REQUESTS_CA_BUNDLE / SSL_CERT_FILE, as huggingface_hub takes them;
@@ -33,8 +33,8 @@ class WeightsError(Exception):
 
 
 def is_complete(folder: Path, repository: str, revision: str) -> bool:
-    """Whether the folder holds this revision, each file as large as it was when it was verified. Raises
-    WeightsError when it holds another."""
+    """Whether the folder holds this revision, each file as large as it was when it was verified.
+    Raises WeightsError when it holds another."""
     try:
         stamp = json.loads((folder / STAMP).read_text())
     except FileNotFoundError:
@@ -44,15 +44,15 @@ def is_complete(folder: Path, repository: str, revision: str) -> bool:
     if (stamp["repository"], stamp["revision"]) != (repository, revision):
         raise WeightsError(
             f"{folder} holds {stamp['repository']} at {stamp['revision']}, not {repository} at"
-            f" {revision}: give the other its own folder (MODEL_DIR), so that a rollback finds both",
+            f" {revision}: give that its own folder (MODEL_DIR), so that a rollback finds both",
             2,
         )
     for name, size in stamp["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
             raise WeightsError(
-                f"{path} is not the {size} bytes that were verified: remove {folder / STAMP} to have"
-                " the folder completed again"
+                f"{path} is not the {size} bytes that were verified: remove {folder / STAMP} to"
+                " have the folder completed again"
             )
     return True
 
@@ -125,15 +125,15 @@ def main() -> int:
     try:
         if not re.fullmatch(r"[0-9a-f]{40}", revision):
             raise WeightsError(
-                f"MODEL_REVISION={revision!r}: must be a commit of 40 hexadecimal digits; a branch may"
-                " be other weights tomorrow", 2,
+                f"MODEL_REVISION={revision!r}: must be a commit of 40 hexadecimal digits; a branch"
+                " may be other weights tomorrow", 2,
             )  # fmt: skip
         if is_complete(folder, repository, revision):
             print(f"{folder}: {repository} at {revision} is complete", flush=True)
             return 0
         if os.environ.get("ASSAY_OFFLINE") == "1":
             raise WeightsError(
-                f"{folder} is not complete and ASSAY_OFFLINE=1: unpack the offline bundle there", 2
+                f"{folder} is not complete and ASSAY_OFFLINE=1: unpack the bundle there", 2
             )
         fetch(repository, revision, folder, token(os.environ))
     except WeightsError as error:
