@@ -4,8 +4,8 @@
 
 A complete folder is left alone and nothing is asked of any network, so that a node can be cut off
 from it afterwards. An interrupted download goes on where it stopped. What came is compared with the
-hub's SHA-256 of every large file, then the headers are audited. Exit code 0: complete; 1: could not be
-completed, run it again; 2: can never be, as asked.
+hub's SHA-256 of every large file, then the headers are audited. Exit code 0: complete; 1: could not
+be completed, run it again; 2: can never be, as asked.
 
 HF_ENDPOINT, HTTPS_PROXY, REQUESTS_CA_BUNDLE / SSL_CERT_FILE, as huggingface_hub takes them;
 ASSAY_OFFLINE=1 forbids any request; a token is read from $ASSAY_SECRETS_DIR/hf_token.
