@@ -18,8 +18,10 @@ TIER ?= default
 # More arguments: for `vllm serve` (serve), pytest (test, test-full) or the script a target runs.
 ARGS ?=
 
+VARIANT ?= cu130
+
 BIN := .venv/bin
-# The light packages (load tests, gate) live in an environment without torch or vLLM.
+# The light packages (battery, load tests, gate) alone, without torch or vLLM: what the gate image has.
 GATE_BIN := .venv-gate/bin
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
@@ -46,6 +48,27 @@ test-full: lint ## the same and the slow tests: broken checkpoints served, every
 .PHONY: test-load
 test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
 	@$(GATE_PYTEST) -m "not slow" $(ARGS)
+
+.PHONY: test-containers
+test-containers: env ## build the laptop stack's images from this commit, test real containers (root, or a daemon)
+	@PYTHON=$(BIN)/python docker/tests/run.sh -m "not slow" $(ARGS)
+
+.PHONY: test-containers-full
+test-containers-full: env ## the same and the slow faults: memory, a full disk, a rollback
+	@PYTHON=$(BIN)/python docker/tests/run.sh $(ARGS)
+
+.PHONY: images
+images: env ## build the CPU and gate images; sizes and build times, cold and warm
+	@PYTHON=$(BIN)/python docker/tests/run.sh --build-only
+
+.PHONY: image-cuda
+image-cuda: ## build the CUDA image (about 4.6 GB to fetch, VARIANT=cu130, BASE_IMAGE=)
+	@DOCKER_BUILDKIT=1 docker build -f docker/Dockerfile -t assay-cuda:local --build-arg VARIANT=$(VARIANT) \
+		--build-arg REVISION=$$(git rev-parse HEAD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(ARGS) .
+
+.PHONY: lint-containers
+lint-containers: ## hadolint, the compose schema and the shell scripts, as far as these tools are installed
+	@docker/tests/lint.sh
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)

@@ -41,8 +41,8 @@ class Component:
 
 
 def licence(distribution: Distribution) -> str:
-    """As the distribution's metadata says it: expression, classifier, or the short licence field; else
-    the names of the licence files that it brings."""
+    """As the distribution's metadata says it: expression, classifier, or the short licence
+    field; else the names of the licence files that it brings."""
     data = distribution.metadata
     if expression := data.get("License-Expression"):
         return str(expression)
@@ -126,8 +126,9 @@ def main() -> int:
     return 1 if set(unknown) - KNOWN_SILENT else 0
 
 
-KNOWN_SILENT: frozenset[str] = frozenset()
-"""Distributions whose licence was looked up by hand because their metadata says nothing."""
+KNOWN_SILENT = frozenset({"cuda-toolkit"})
+"""Distributions whose metadata says nothing. cuda-toolkit holds no file: it only asks for NVIDIA's
+others, which name their licence."""
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def nvcc_compiles() -> str:
 
 
 def dsl_libraries() -> str:
-    """The DSL's parts are of one version and for this CUDA, and its compiler loads (cutlass 3259: an
-    upgrade left libraries of another version behind, and every kernel failed at its first use)."""
+    """The DSL's parts are of one version and for this CUDA, and its compiler loads (cutlass 3259:
+    an upgrade left another version's libraries behind, and kernels failed at their first use)."""
     names = ["nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core"]
     names.append(
         f"nvidia-cutlass-dsl-libs-cu{'13' if os.environ['ASSAY_CUDA_VARIANT'] == 'cu130' else '12'}"
@@ -144,7 +144,7 @@ def dsl_libraries() -> str:
 
 
 def kernel_cache() -> str:
-    """Every kernel of the plugin is compiled for both architectures, so that none is while serving."""
+    """Every kernel of the plugin is compiled for both architectures: none is while serving."""
     if importlib.util.find_spec("assay_kernels.kernels.precompile") is None:
         return "this version of the plugin has no GPU kernels, so there is nothing to precompile"
     precompile = importlib.import_module("assay_kernels.kernels.precompile")

@@ -1,7 +1,7 @@
 """Has vLLM's own argument parser read profiles: `parse_profile.py FOLDER PROFILE...`
 
-FOLDER is where the package `vllm` lies; "" is the installed one. Prints one JSON object, profile -> what
-vLLM took from it. Ends as `vllm serve` does at the first flag or value that it does not know.
+FOLDER is where the package `vllm` lies; "" is the installed one. Prints one JSON object, profile ->
+what vLLM took from it. Ends as `vllm serve` does at the first flag or value that it does not know.
 """
 
 import json

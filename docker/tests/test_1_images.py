@@ -8,6 +8,7 @@ import pytest
 
 from .conftest import CPU_IMAGE, DOCKER, GATE_IMAGE, REPO, docker, messages, run
 
+pytestmark = pytest.mark.usefixtures("engine")
 IMAGES = (CPU_IMAGE, GATE_IMAGE)
 MINIATURE = REPO / "models" / "miniature" / "checkpoint"
 

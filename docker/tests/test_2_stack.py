@@ -5,7 +5,7 @@ import subprocess
 
 import httpx
 
-from .conftest import DOCKER, HERE, Stack
+from .conftest import DOCKER, HERE, REPO, Stack
 
 GATE = ["--policy", "/policy.yaml", "--hardware", "test", "--url", "http://server:8000"]
 
@@ -52,7 +52,7 @@ def gate(stack: Stack, *arguments: str) -> tuple[int, str]:
     command = [DOCKER, "compose", "-p", stack.project, "--env-file", str(stack.env)]
     command += ["-f", "compose.cpu.yaml", "run", "--rm", "-T"]
     command += ["-v", f"{HERE / 'policy.yaml'}:/policy.yaml:ro", "gate", "assay-gate", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=HERE.parents[1])
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPO)
     return answer.returncode, answer.stdout + answer.stderr
 
 

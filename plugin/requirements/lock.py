@@ -170,13 +170,21 @@ def main() -> None:
 
 
 def lock_cuda(upgrade: bool) -> None:
-    """The CUDA image's lock, near what it holds already."""
+    """The CUDA image's lock, near what it holds already: the oldest Python decides on versions, and
+    each of them adds the wheels that it alone can use."""
     lock = ROOT / "docker" / "requirements" / "cu130.lock"
+    held = [] if upgrade else previous(lock)
+    found: dict[tuple[str, str], set[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        held = Path(folder, "held.txt")
-        held.write_text("\n".join([] if upgrade else previous(lock)) + "\n")
-        found = resolve([lock.with_suffix(".in")], held, CUDA_PYTHONS[-1], left_out=())
-    write(lock, list(pins(found, CUDA_PYTHONS)), "cu130.in", CUDA_PYTHONS)
+        for python in CUDA_PYTHONS:
+            constraints = Path(folder, "held.txt")
+            constraints.write_text("\n".join(held) + "\n")
+            document = resolve([lock.with_suffix(".in")], constraints, python, left_out=())
+            for name, version, hashes in pins(document, (python,)):
+                found.setdefault((name, version), set()).update(hashes)
+            held = [f"{name}=={version}" for name, version in found]
+    entries = [(name, version, sorted(hashes)) for (name, version), hashes in sorted(found.items())]
+    write(lock, entries, "cu130.in", CUDA_PYTHONS)
 
 
 if __name__ == "__main__":

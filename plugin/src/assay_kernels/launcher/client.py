@@ -62,8 +62,8 @@ class Client:
             raise NoAnswerError(f"did not answer {path}: {error!r}") from error
 
     def one_token(self, key: str, timeout: float) -> None:
-        """Have the engine make one step. Any answer will do, an error too: somebody was there to give
-        it. Raises NoAnswerError when none came."""
+        """Have the engine make one step. Any answer will do, an error too: somebody was there to
+        give it. Raises NoAnswerError when none came."""
         try:
             model = json.loads(self.page("/v1/models", key, timeout))["data"][0]["id"]
             self._get("/v1/chat/completions", timeout, key, body(model, "Hi") | {"max_tokens": 1})

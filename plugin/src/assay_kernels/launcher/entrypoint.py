@@ -8,7 +8,7 @@
 | ASSAY_MODEL | folder of the checkpoint |
 | ASSAY_HOST, ASSAY_PORT | where to listen (0.0.0.0, 8000) |
 | ASSAY_STATE_DIR | run files, on tmpfs |
-| ASSAY_SECRETS_DIR | folder of secrets as files (/run/secrets): `api_keys`, and `metrics_key` for Prometheus |
+| ASSAY_SECRETS_DIR | folder of secrets (/run/secrets): `api_keys`; `metrics_key` for Prometheus |
 | ASSAY_LOG_FORMAT | json or text |
 | STARTUP_BUDGET | seconds from start to an open door |
 """
@@ -42,12 +42,18 @@ def settings(variables: Mapping[str, str], extra: tuple[str, ...]) -> Settings:
         profile=profile(variables),
         host=variables.get("ASSAY_HOST") or "0.0.0.0",
         port=int(number(variables, "ASSAY_PORT", 8000)),
-        extra=extra,
+        extra=(*tracing(variables), *extra),
         state=Path(variables.get("ASSAY_STATE_DIR") or "/run/assay"),
         require=variables.get("ASSAY_REQUIRE", "1") != "0",
         start_seconds=number(variables, "STARTUP_BUDGET", 1800),
         echo="json" if echo == "json" else "text",
     )
+
+
+def tracing(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """vLLM traces only where a flag names the collector, which OpenTelemetry's variable does."""
+    endpoint = variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    return ("--otlp-traces-endpoint", endpoint) if endpoint else ()
 
 
 def number(variables: Mapping[str, str], name: str, default: float) -> float:
@@ -91,7 +97,7 @@ def take_secrets(variables: Mapping[str, str], state: Path) -> Path | None:
             reason = error.strerror if isinstance(error, OSError) else "not text"
             raise LaunchError(
                 f"secret {file} cannot be read by uid {os.getuid()} ({reason}): on the host, set"
-                " ASSAY_UID in .env to the uid that owns the file, or give it group 0 and mode 0640",
+                " ASSAY_UID in .env to the uid that owns it, or give it group 0 and mode 0640",
                 2,
             ) from error
     if not lines:
@@ -111,8 +117,8 @@ def main() -> int:
     variables = dict(os.environ)
     if variables.get("ASSAY_LOG_FORMAT", "json") in ("", "json"):
         assert sys.__stdout__ is not None
-        sys.stdout = logfile.JsonLines(sys.__stdout__)  # type: ignore[assignment]
-        sys.stderr = logfile.JsonLines(sys.__stdout__, "ERROR")  # type: ignore[assignment]
+        sys.stdout = logfile.JsonLines(sys.__stdout__)
+        sys.stderr = logfile.JsonLines(sys.__stdout__, "ERROR")
     try:
         chosen = settings(variables, tuple(sys.argv[1:]))
         keys = take_secrets(variables, chosen.state)

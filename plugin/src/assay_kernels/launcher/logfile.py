@@ -38,7 +38,7 @@ def _split(line: str) -> tuple[re.Match[str], str]:
 
 @contextmanager
 def sink(path: Path, echo: Echo | None) -> Iterator[int]:
-    """A file descriptor for vLLM to write its log to. With `echo`, lines also go to standard output."""
+    """A descriptor for vLLM to write its log to. With `echo`, lines go to standard output too."""
     if echo is None:
         with path.open("w") as file:
             yield file.fileno()

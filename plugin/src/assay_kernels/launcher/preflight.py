@@ -1,7 +1,7 @@
 """Before vLLM is started: does this machine, this profile and this checkpoint go together?
 
 Each obstacle is one line that names the rule and what to do. What a profile needs is read from the
-profile itself (how many GPUs) and from its `.env` (`ASSAY_ARCH`, the architecture it was written for).
+profile itself (how many GPUs) and from its `.env` (`ASSAY_ARCH`, the architecture it is for).
 `Machine` is what was found, so that the rules can be tried without the hardware.
 """
 
@@ -46,8 +46,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is there. Sizes in bytes; `open_files` and `locked_memory` as setrlimit counts them, -1 for
-    unlimited."""
+    """What is there. Sizes in bytes; `open_files` and `locked_memory` as setrlimit counts them, -1
+    for unlimited."""
 
     gpus: tuple[Gpu, ...] = ()
     nvlink: bool | None = None
@@ -164,16 +164,16 @@ def _gpus(wish: Wish, machine: Machine) -> Iterator[str]:
         return
     if len(machine.gpus) < wish.ranks:
         yield (
-            f"profile {wish.profile} needs {wish.ranks} GPUs, {len(machine.gpus)} are visible: give the"
-            " container all of them (compose: deploy.resources.reservations.devices; docker run: --gpus"
-            " all) or take a profile for fewer"
+            f"profile {wish.profile} needs {wish.ranks} GPUs, {len(machine.gpus)} are visible:"
+            " give the container all of them (compose: deploy.resources.reservations.devices;"
+            " docker run: --gpus all) or take a profile for fewer"
         )
     for gpu in dict.fromkeys(machine.gpus):
         if gpu.capability != CAPABILITIES[wish.arch]:
             yield (
-                f"profile {wish.profile} is for {wish.arch} ({EXAMPLES[wish.arch]}), this machine has"
-                f" {gpu.name} (compute capability {gpu.capability}): take the profile for it, if there"
-                " is one; B300, GB200 and Arm hosts are not supported yet"
+                f"profile {wish.profile} is for {wish.arch} ({EXAMPLES[wish.arch]}), this"
+                f" machine has {gpu.name} (compute capability {gpu.capability}): take the profile for"
+                " it, if there is one; B300, GB200 and Arm hosts are not supported yet"
             )
 
 
@@ -204,8 +204,8 @@ def _cache(wish: Wish, machine: Machine) -> Iterator[str]:
     needed = CACHE_BYTES[wish.place]
     if machine.cache_free < needed:
         yield (
-            f"the disk of the cache has {_size(machine.cache_free)} free, {_size(needed)} are needed:"
-            " free some, or put ASSAY_CACHE_DIR on another disk"
+            f"the disk of the cache has {_size(machine.cache_free)} free, {_size(needed)} are"
+            " needed: free some, or put ASSAY_CACHE_DIR on another disk"
         )
     elif machine.cache_problem:
         yield (
@@ -217,15 +217,16 @@ def _cache(wish: Wish, machine: Machine) -> Iterator[str]:
 def _limits(wish: Wish, machine: Machine) -> Iterator[str]:
     if machine.open_files != -1 and machine.open_files < OPEN_FILES:
         yield (
-            f"only {machine.open_files} files may be open, {OPEN_FILES} are needed: raise ulimits.nofile"
+            f"only {machine.open_files} files may be open, {OPEN_FILES} are needed: raise"
+            " ulimits.nofile"
         )
 
 
 def _flags(wish: Wish, machine: Machine) -> Iterator[str]:
     if wish.flags.get("linear-backend") == "marlin":
         yield (
-            f"profile {wish.profile}: linear-backend marlin repacks wo_a, which V4 then reads raw: remove"
-            " it (moe-backend marlin alone is fine)"
+            f"profile {wish.profile}: linear-backend marlin repacks wo_a, which V4 then reads raw:"
+            " remove it (moe-backend marlin alone is fine)"
         )
     if wish.flags.get("moe-backend") == "deep_gemm_mega_moe":
         yield f"profile {wish.profile}: moe-backend deep_gemm_mega_moe cannot run NVFP4: remove it"
@@ -244,8 +245,8 @@ def model_obstacles(wish: Wish, machine: Machine, folder: Path) -> list[str]:
     found = []
     if (mode := wish.flags.get("tokenizer-mode")) != "deepseek_v4":
         found.append(
-            f"profile {wish.profile}: tokenizer-mode must be deepseek_v4, is {mode!r}: V4 has no chat"
-            " template, and any other mode answers nonsense"
+            f"profile {wish.profile}: tokenizer-mode must be deepseek_v4, is {mode!r}: V4 has no"
+            " chat template, and any other mode answers nonsense"
         )
     for name, parts in (
         ("num_attention_heads", checkpoint.config.num_attention_heads),
@@ -253,8 +254,8 @@ def model_obstacles(wish: Wish, machine: Machine, folder: Path) -> list[str]:
     ):
         if parts % (size := int(wish.flags.get("tensor-parallel-size", 1))):
             found.append(
-                f"profile {wish.profile}: tensor-parallel-size {size} does not divide {name} {parts} of"
-                f" {folder}: take a divisor"
+                f"profile {wish.profile}: tensor-parallel-size {size} does not divide {name}"
+                f" {parts} of {folder}: take a divisor"
             )
     faults = [f for f in audit(folder).findings if f.severity is Severity.FAULT]
     if faults:

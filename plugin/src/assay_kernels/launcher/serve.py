@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def key_file(self) -> Path:
-        """The door's bypass key. Who may read this folder, a canary beside the server, may use it."""
+        """The door's bypass key, for who may read this folder: a canary beside the server."""
         return self.state.absolute() / "bypass.key"
 
 
@@ -307,7 +307,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.key = secrets.token_urlsafe(24)
+        self.key = ""
         self.client = client.Client(settings.host, settings.port)
         self.titles: dict[int, str] = {}
         self.opened = False
@@ -320,7 +320,7 @@ class Server:
         settings = self.settings
         self.lock = take(settings.state)
         make_afresh(settings.run_dir)
-        write_key(settings.key_file, self.key)
+        self.key = door_key(settings.key_file)
         shm.clear(settings.state / "shm.json")
         procfs.adopt_orphans()
         command = [*settings.vllm, settings.model, "--config", str(settings.profile)]
@@ -570,14 +570,22 @@ def make_afresh(run_dir: Path) -> None:
         raise LaunchError(f"cannot make {run_dir} afresh: {error}", 2) from error
 
 
-def write_key(path: Path, key: str) -> None:
-    """For the owner alone, from the first moment."""
+def door_key(path: Path) -> str:
+    """The door's key in its file, for the owner alone. One that an earlier start left is kept: the
+    canary beside the server knows it."""
     try:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+            if private and (key := path.read_text().strip()):
+                return key
+            path.unlink()
+        key = secrets.token_urlsafe(24)
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(f"{key}\n")
     except OSError as error:
-        raise LaunchError(f"cannot write {path}: {error.strerror}", 2) from error
+        raise LaunchError(f"cannot keep the door's key in {path}: {error.strerror}", 2) from error
+    return key
 
 
 def announce(settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """What a killed server leaves in /dev/shm.
 
-A server that is killed cannot remove its shared memory, and with the host's IPC namespace the next one
-finds the memory taken (llm-d issue 352). Only names that a server of this very state folder had
+A server that is killed cannot remove its shared memory, and with the host's IPC namespace the next
+one finds the memory taken (llm-d issue 352). Only names that a server of this very state folder had
 mapped are removed, and only while no other process that can be seen maps them: other programs use
 /dev/shm too.
 """

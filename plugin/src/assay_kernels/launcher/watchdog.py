@@ -1,10 +1,10 @@
 """Ends a server whose engine makes no progress while requests run.
 
-vLLM's `/health` does not exercise the engine, and Docker and Kubernetes restart what exits, not what
-merely does not answer. So somebody has to decide "dead, not busy":
+vLLM's `/health` does not exercise the engine, and Docker and Kubernetes restart what exits, not
+what merely does not answer. So somebody has to decide "dead, not busy":
 
-- Every engine tells of its steps on `/metrics`: tokens, running and waiting requests, the KV cache's
-  use. An engine with requests running whose numbers stand still for `stalled_after` seconds is dead. A
+- Every engine tells of its steps on `/metrics`: tokens, running and waiting requests, use of the KV
+  cache. One with requests running whose numbers stand still for `stalled_after` seconds is dead. A
   busy one moves them with each step, a long prefill included, which fills the KV cache. This is the
   canary's rule too.
 - These numbers come from the engine itself, so one that was frozen while idle looks idle for ever.
@@ -107,7 +107,7 @@ class Watchdog:
                 self.pulse.note(signs(page), time.monotonic())
             if self.pulse.wants_probe(time.monotonic()):
                 with suppress(NoAnswerError):
-                    # Not longer: what moves meanwhile must be seen, a queue in front of it is no death.
+                    # Not longer: what moves meanwhile must be seen; a queue in front is no death.
                     self.client.one_token(self.key, self.pulse.stalled_after / 6)
                     self.pulse.answered(time.monotonic())
             self.verdict = self.pulse.dead(time.monotonic())

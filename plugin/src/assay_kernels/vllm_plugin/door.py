@@ -12,9 +12,9 @@ own `--api-key` guards only some paths. The file is read again when it changes.
 *Is the server sound?* The door is open while the file `$ASSAY_RUN_DIR/open` exists. Closed,
 everything but OPEN_PATHS is 503 with Retry-After.
 
-The holder of the key in `$ASSAY_BYPASS_KEY_FILE`, who sends it in the header `x-assay-key`, passes both:
-whoever tests the server before its clients may use it. A file, because the environment of a process can
-be read in /proc and is shown by `docker inspect`.
+The holder of the key in `$ASSAY_BYPASS_KEY_FILE`, who sends it in the header `x-assay-key`, passes
+both: whoever tests the server before its clients may use it. A file, because the environment of a
+process can be read in /proc and is shown by `docker inspect`.
 """
 
 import hashlib
