@@ -2,8 +2,8 @@
 
     python k8s/generate [--check]
 
-values.schema.json and the table of values come from the comments of values.yaml; base/ is what helm
-renders; rules/assay.rules.yaml are the rules for a Prometheus outside Kubernetes; the table of alerts is
+values.schema.json and the table of values come from the comments of values.yaml, the dashboards from
+dashboards.py; base/ is what helm renders; rules/assay.rules.yaml are the rules for a Prometheus outside Kubernetes; the table of alerts is
 the rules' annotations. helm must be in PATH, or named by $HELM.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
+from dashboards import DASHBOARDS, dashboard  # noqa: E402
 from values import Value, read, schema  # noqa: E402
 
 K8S = Path(__file__).resolve().parents[1]
@@ -139,8 +140,15 @@ def into(text: str, mark: str, content: str) -> str:
     return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
+def chart_files() -> dict[Path, str]:
+    """What helm reads, so what has to be right before anything is rendered."""
+    found = {CHART / f"dashboards/{n}.json": json.dumps(dashboard(n), indent=1) + "\n" for n in DASHBOARDS}
+    values = schema(read(CHART / "values.yaml"))
+    return found | {CHART / "values.schema.json": json.dumps(values, indent=1) + "\n"}
+
+
 def files() -> dict[Path, str]:
-    """Every generated file and what it must hold. The schema first: helm reads it."""
+    """Every other generated file and what it must hold."""
     values = read(CHART / "values.yaml")
     readme = into(README.read_text(), "values", value_table(values))
     readme = into(readme, "alerts", alert_table())
@@ -151,15 +159,20 @@ def files() -> dict[Path, str]:
     }
 
 
+def write(wanted: dict[Path, str], check: bool) -> list[Path]:
+    """Write what differs, unless it is only to be told."""
+    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
+    for p in () if check else stale:
+        p.parent.mkdir(exist_ok=True)
+        p.write_text(wanted[p])
+    return stale
+
+
 def main() -> int:
     check = sys.argv[1:] == ["--check"]
-    wanted_schema = json.dumps(schema(read(CHART / "values.yaml")), indent=1) + "\n"
-    path = CHART / "values.schema.json"
-    stale = [] if path.exists() and path.read_text() == wanted_schema else [path]
-    if stale and not check:
-        path.write_text(wanted_schema)
+    stale = write(chart_files(), check)
     wanted = files()
-    stale += [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
+    stale += write(wanted, check)
     surplus = sorted(set(BASE.glob("*")) - set(wanted))
     if check:
         for p in [*stale, *surplus]:
@@ -167,9 +180,6 @@ def main() -> int:
         return 1 if stale or surplus else 0
     for p in surplus:
         p.unlink()
-    for p, text in wanted.items():
-        p.parent.mkdir(exist_ok=True)
-        p.write_text(text)
     return 0
 
 

@@ -21,8 +21,8 @@ def test_it_runs_assay_gate_on_the_service() -> None:
     gate = container(pod_spec(one(render(), "Job", "-gate")), "gate")
     assert gate["args"][:3] == ["run", "/results", "http://r-assay-api:8000"]
     assert gate["args"][5:] == [
-        "assay-gate", "run", "--policy=b200x8", "--url=http://r-assay-api:8000",
-        "--hardware=8x NVIDIA B200", "--out=/results", "--baseline=/etc/assay/baseline/baseline.json",
+        "assay-gate", "run", "--policy=8xB200", "--url=http://r-assay-api:8000",
+        "--hardware=8xB200", "--out=/results", "--baseline=/etc/assay/baseline/baseline.json",
     ]  # fmt: skip
 
 
