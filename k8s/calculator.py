@@ -2,9 +2,10 @@
 
     python k8s/calculator.py [--model pro|flash] [--gpu-memory GB] [--tokens N] [--json]
 
-For data parallel attention with expert parallel experts (`parallelism.nodes`), 8 GPUs a node, dialect A
-(experts NVFP4, the rest FP8 and bf16). Formulas and sources are beside the numbers; nothing here was
-measured. Not counted: norms, hyper-connections and the MTP layer (together under 2 % of the weights).
+For data parallel attention with expert parallel experts (`parallelism.nodes`), 8 GPUs a node,
+dialect A (experts NVFP4, the rest FP8 and bf16). Formulas and sources are beside the numbers;
+nothing here was measured. Not counted: norms, hyper-connections and the MTP layer (together under
+2 % of the weights).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ INDEX_HEADS, INDEX_HEAD = 64, 128
 BLOCK = 256
 """Tokens of a KV block: --block-size of the recipes."""
 STATE, INDEX_STATE, ALIGNMENT = 584, 132, 576
-"""Bytes of a compressed state (448 fp8, 64 bf16, 8 scales), of the indexer's (128 fp8 and a scale), and
-what a page is rounded up to: vLLM 0.33, models/deepseek_v4/attention.py, get_kv_cache_spec."""
+"""Bytes of a compressed state (448 fp8, 64 bf16, 8 scales), of the indexer's (128 fp8 and a
+scale), and what a page is rounded up to: vLLM 0.33, models/deepseek_v4/attention.py,
+get_kv_cache_spec."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Model:
     hidden: int
     layers: int
     ratio_4: int
-    """Layers that keep a state for each 4 tokens and have an indexer; the rest keep one for each 128."""
+    """Layers that keep a state for each 4 tokens and have an indexer; the rest keep one for each
+    128."""
     heads: int
     q_rank: int
     o_groups: int
@@ -122,7 +125,9 @@ class Row:
     """The same, if each token went only where its experts are (DeepEP)."""
 
 
-def row(m: Model, nodes: int, gpu_memory_gb: float, share: float, spare_gb: float, tokens: int) -> Row:
+def row(
+    m: Model, nodes: int, gpu_memory_gb: float, share: float, spare_gb: float, tokens: int
+) -> Row:
     """`tokens`: of one GPU in a step. Raises ValueError where experts cannot be spread evenly."""
     ranks = GPUS * nodes
     if m.experts % ranks:
@@ -134,9 +139,15 @@ def row(m: Model, nodes: int, gpu_memory_gb: float, share: float, spare_gb: floa
     away = distinct_ranks(m, ranks) * (ranks - 1) / ranks
     direct = 2 * away * tokens * m.hidden * BF16 * m.layers
     return Row(
-        nodes, ranks, weights / 1e9, kv / 1e9, max(0, int(kv / kv_bytes_per_token(m))), gather / 1e6,
-        gather * (ranks - GPUS) / (ranks - 1) / 1e6, direct / 1e6,
-    )  # fmt: skip
+        nodes,
+        ranks,
+        weights / 1e9,
+        kv / 1e9,
+        max(0, int(kv / kv_bytes_per_token(m))),
+        gather / 1e6,
+        gather * (ranks - GPUS) / (ranks - 1) / 1e6,
+        direct / 1e6,
+    )
 
 
 def rows(m: Model, gpu_memory_gb: float, share: float, spare_gb: float, tokens: int) -> list[Row]:
@@ -146,16 +157,20 @@ def rows(m: Model, gpu_memory_gb: float, share: float, spare_gb: float, tokens: 
 
 def table(m: Model, found: Sequence[Row]) -> str:
     lines = [
-        f"| {m.name}: nodes | weights, GB | KV, GB | KV tokens | all-gather, MB a step | of it between nodes"
-        " | point to point, MB a step |",
+        f"| {m.name}: nodes | weights, GB | KV, GB | KV tokens | all-gather, MB a step |"
+        " of it between nodes | point to point, MB a step |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in found:
         room = [f"{r.kv_gb:.1f}", f"{r.kv_tokens:,}"] if r.kv_gb > 0 else ["does not fit", "-"]
         cells = [
-            str(r.nodes), f"{r.weights_gb:.1f}", *room, f"{r.gather_mb:,.0f}",
-            f"{r.gather_between_nodes_mb:,.0f}", f"{r.point_to_point_mb:,.0f}",
-        ]  # fmt: skip
+            str(r.nodes),
+            f"{r.weights_gb:.1f}",
+            *room,
+            f"{r.gather_mb:,.0f}",
+            f"{r.gather_between_nodes_mb:,.0f}",
+            f"{r.point_to_point_mb:,.0f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -163,9 +178,15 @@ def table(m: Model, found: Sequence[Row]) -> str:
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     found.add_argument("--model", choices=MODELS, default="pro")
-    found.add_argument("--gpu-memory", type=float, default=180, metavar="GB", help="B200: 180, H200: 141")
-    found.add_argument("--utilization", type=float, default=0.9, help="vLLM's --gpu-memory-utilization")
-    found.add_argument("--spare", type=float, default=8, metavar="GB", help="activations, graphs, NCCL")
+    found.add_argument(
+        "--gpu-memory", type=float, default=180, metavar="GB", help="B200: 180, H200: 141"
+    )
+    found.add_argument(
+        "--utilization", type=float, default=0.9, help="vLLM's --gpu-memory-utilization"
+    )
+    found.add_argument(
+        "--spare", type=float, default=8, metavar="GB", help="activations, graphs, NCCL"
+    )
     found.add_argument("--tokens", type=int, default=64, help="of one GPU in a decode step")
     found.add_argument("--json", action="store_true")
     return found

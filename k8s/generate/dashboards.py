@@ -4,6 +4,8 @@
 $release and $__rate_interval.
 """
 
+# ruff: noqa: E501 (a query is read best in one piece)
+# fmt: off
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ OPERATOR = (
               "Clients may be answered: the canary's suite has passed, and the door is open"),
         Panel("Canary's state", "state-timeline", "short", {"{{state}}": "max by (pod, state) (assay_smoke_state{SEL})"}),
         Panel("Door", "state-timeline", "bool", {"{{pod}}": "max by (pod) (assay_smoke_door_open{SEL})"}),
-        Panel("Last good answer", "stat", "s", {"{{pod}}": "max by (pod) (assay_smoke_last_good_age_seconds{SEL})"}),
+        Panel("Last good answer", "stat", "s", {"{{pod}}": "time() - max by (pod) (assay_smoke_last_good_timestamp_seconds{SEL} > 0)"}),
         Panel("Checks", "table", "bool_yes_no", {"{{check}}": "min by (check) (assay_smoke_check_success{SEL})"}),
         Panel("Engine", "state-timeline", "bool", {"{{pulse}}": "max by (pod, pulse) (assay_smoke_engine{SEL})"},
               "Busy makes steps; stalled has requests running and makes none"),

@@ -1,4 +1,5 @@
-"""What no pod of the chart may be: Pod Security "restricted" of kubernetes.io/docs, and the house's rules."""
+"""What no pod of the chart may be: Pod Security "restricted" of kubernetes.io/docs, and the
+house's rules."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from typing import Any
 
 from chart import containers, pods
 
-VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 """Restricted's allow-list."""
 SECRET_NAME = re.compile(r"(token|secret|password|passwd|api_?key|credential)", re.IGNORECASE)
 FILES = re.compile(r"_(FILE|DIR|PATH)$")

@@ -10,9 +10,24 @@ _MATCHERS = re.compile(r"\{[^}]*\}")
 _RANGE = re.compile(r"\[[^\]]*\]")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 WORDS = {
-    "sum", "max", "min", "avg", "count", "rate", "increase", "changes", "histogram_quantile", "time",
-    "avg_over_time", "and", "or", "unless", "vector", "bool", "label_values",
-}  # fmt: skip
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "count",
+    "rate",
+    "increase",
+    "changes",
+    "histogram_quantile",
+    "time",
+    "avg_over_time",
+    "and",
+    "or",
+    "unless",
+    "vector",
+    "bool",
+    "label_values",
+}
 
 
 def metrics(expression: str) -> set[str]:

@@ -8,8 +8,8 @@ import pytest
 from chart import ROOT
 
 sys.path.insert(0, str(ROOT / "k8s"))
-import calculator  # noqa: E402
-from calculator import FLASH, PRO  # noqa: E402
+import calculator
+from calculator import FLASH, PRO
 
 
 def test_routed_experts_of_pro() -> None:
@@ -19,15 +19,21 @@ def test_routed_experts_of_pro() -> None:
 
 
 def test_pro_comes_near_what_its_checkpoint_weighs() -> None:
-    # About 913 GB as published, the MTP layer's experts (384 x 3 x 22,020,096 x 9/16 = 14.3 GB) with it.
-    total = calculator.expert_bytes(PRO) + calculator.replicated_bytes(PRO) + 384 * 3 * 22_020_096 * 9 / 16
+    # About 913 GB as published, the MTP layer's experts (384 x 3 x 22,020,096 x 9/16 = 14.3 GB)
+    # with it.
+    total = (
+        calculator.expert_bytes(PRO)
+        + calculator.replicated_bytes(PRO)
+        + 384 * 3 * 22_020_096 * 9 / 16
+    )
     assert total == pytest.approx(913e9, rel=0.01)
 
 
 def test_kv_of_pro() -> None:
     # A block of 256 tokens, ratio 4: 64 states. 64 x 584 = 37,376 -> 65 x 576 = 37,440;
-    # the indexer's 64 x 132 = 8,448 -> 15 x 576 = 8,640. Ratio 128: 2 x 584 = 1,168 -> 3 x 576 = 1,728.
-    # 30 layers of the one, 31 of the other: 30 x 46,080 + 31 x 1,728 = 1,435,968; / 256 = 5,609.25.
+    # the indexer's 64 x 132 = 8,448 -> 15 x 576 = 8,640. Ratio 128: 2 x 584 = 1,168 -> 3 x 576 =
+    # 1,728. 30 layers of the one, 31 of the other: 30 x 46,080 + 31 x 1,728 = 1,435,968; / 256 =
+    # 5,609.25.
     assert calculator.kv_bytes_per_token(PRO) == 5609.25
 
 
@@ -49,11 +55,18 @@ def test_a_token_s_experts_sit_on_few_ranks() -> None:
 def test_one_node_and_two() -> None:
     one, two = (calculator.row(PRO, n, 180, 0.9, 8, 64) for n in (1, 2))
     # Experts halve, the rest stays.
-    assert (one.weights_gb - two.weights_gb) * 1e9 == pytest.approx(calculator.expert_bytes(PRO) / 16)
+    assert (one.weights_gb - two.weights_gb) * 1e9 == pytest.approx(
+        calculator.expert_bytes(PRO) / 16
+    )
     # 180 x 0.9 - 8 = 154 GB, less the weights.
     assert one.kv_gb == pytest.approx(154 - one.weights_gb)
-    # 2 ways x 15 other ranks x 64 tokens x 7168 x 2 bytes x 61 layers = 1,678.9 MB; 8 of 15 on the other node.
-    assert two.gather_mb == pytest.approx(2 * 15 * 64 * 7168 * 2 * 61 / 1e6) == pytest.approx(1678.99, abs=0.1)
+    # 2 ways x 15 other ranks x 64 tokens x 7168 x 2 bytes x 61 layers = 1,678.9 MB; 8 of 15 on the
+    # other node.
+    assert (
+        two.gather_mb
+        == pytest.approx(2 * 15 * 64 * 7168 * 2 * 61 / 1e6)
+        == pytest.approx(1678.99, abs=0.1)
+    )
     assert two.gather_between_nodes_mb == pytest.approx(two.gather_mb * 8 / 15)
     assert one.gather_between_nodes_mb == 0
 
@@ -71,7 +84,9 @@ def test_the_command_prints_what_the_readme_shows() -> None:
     readme = (ROOT / "k8s/README.md").read_text()
     for model in ("pro", "flash"):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "k8s/calculator.py"), "--model", model], capture_output=True, text=True
+            [sys.executable, str(ROOT / "k8s/calculator.py"), "--model", model],
+            capture_output=True,
+            text=True,
         )
         assert done.stdout.partition("\n\n")[0] in readme
     done = subprocess.run(

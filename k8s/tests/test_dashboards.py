@@ -20,18 +20,29 @@ PANEL = {
         "type": {"enum": list(KINDS)},
         "title": {"type": "string", "minLength": 1},
         "gridPos": {
-            "type": "object", "required": ["x", "y", "w", "h"], "additionalProperties": False,
+            "type": "object",
+            "required": ["x", "y", "w", "h"],
+            "additionalProperties": False,
             "properties": {
-                "x": {"type": "integer", "minimum": 0, "maximum": 23}, "y": {"type": "integer", "minimum": 0},
-                "w": {"type": "integer", "minimum": 1, "maximum": 24}, "h": {"type": "integer", "minimum": 1},
+                "x": {"type": "integer", "minimum": 0, "maximum": 23},
+                "y": {"type": "integer", "minimum": 0},
+                "w": {"type": "integer", "minimum": 1, "maximum": 24},
+                "h": {"type": "integer", "minimum": 1},
             },
         },
-        "targets": {"type": "array", "items": {
-            "type": "object", "required": ["refId", "expr", "datasource"],
-            "properties": {"refId": {"type": "string", "pattern": "^[A-Z]$"}, "expr": {"type": "string", "minLength": 1}},
-        }},
+        "targets": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["refId", "expr", "datasource"],
+                "properties": {
+                    "refId": {"type": "string", "pattern": "^[A-Z]$"},
+                    "expr": {"type": "string", "minLength": 1},
+                },
+            },
+        },
     },
-}  # fmt: skip
+}
 SCHEMA = {
     "type": "object",
     "required": ["uid", "title", "schemaVersion", "panels", "templating", "time"],
@@ -59,9 +70,11 @@ def test_panels_have_their_own_number_and_place(path: Path) -> None:
     assert len({p["id"] for p in panels}) == len(panels)
     cells = [
         (x, y)
-        for p in panels for g in [p["gridPos"]]
-        for x in range(g["x"], g["x"] + g["w"]) for y in range(g["y"], g["y"] + g["h"])
-    ]  # fmt: skip
+        for p in panels
+        for g in [p["gridPos"]]
+        for x in range(g["x"], g["x"] + g["w"])
+        for y in range(g["y"], g["y"] + g["h"])
+    ]
     assert len(cells) == len(set(cells))
 
 
@@ -71,12 +84,16 @@ def test_promtool_reads_every_expression(path: Path, tmp_path: Path) -> None:
     assert found
     rules = []
     for number, expr in enumerate(found):
-        plain = expr.replace("$__rate_interval", "5m").replace("$release", ".*").replace("$pod", ".*")
+        plain = (
+            expr.replace("$__rate_interval", "5m").replace("$release", ".*").replace("$pod", ".*")
+        )
         assert "$" not in plain
         rules.append({"record": f"panel:{number}", "expr": plain})
     file = tmp_path / "panels.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}, width=10_000))
-    done = subprocess.run([str(BIN / "promtool"), "check", "rules", str(file)], capture_output=True, text=True)
+    done = subprocess.run(
+        [str(BIN / "promtool"), "check", "rules", str(file)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

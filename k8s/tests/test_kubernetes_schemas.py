@@ -18,17 +18,27 @@ def number(version: str) -> int:
 def test_all_ci_values_are_valid(version: str) -> None:
     found = [
         f"{ci}: {line}"
-        for ci in CI if number(NEEDS.get(ci, "1.28")) <= number(version)
-        for o in render(ci=ci) for line in errors(o, version)
-    ]  # fmt: skip
+        for ci in CI
+        if number(NEEDS.get(ci, "1.28")) <= number(version)
+        for o in render(ci=ci)
+        for line in errors(o, version)
+    ]
     assert found == []
 
 
 def test_nothing_is_skipped() -> None:
-    assert VERSIONS == tuple(f"1.{n}" for n in range(28, 38))
+    assert tuple(f"1.{n}" for n in range(28, 38)) == VERSIONS
     kinds = {o["kind"] for ci in CI for o in render(ci=ci)}
-    assert kinds >= {"PodMonitor", "PrometheusRule", "ScaledObject", "AnalysisTemplate", "LeaderWorkerSet",
-                     "HTTPRoute", "InferencePool", "ResourceClaimTemplate"}  # fmt: skip
+    assert kinds >= {
+        "PodMonitor",
+        "PrometheusRule",
+        "ScaledObject",
+        "AnalysisTemplate",
+        "LeaderWorkerSet",
+        "HTTPRoute",
+        "InferencePool",
+        "ResourceClaimTemplate",
+    }
 
 
 @pytest.mark.parametrize("ci", CI)
@@ -44,7 +54,10 @@ def test_helm_3_and_4_render_the_same(ci: str) -> None:
         ("PodMonitor", ("spec", "podMetricsEndpoints", 0)),
         ("PrometheusRule", ("spec", "groups", 0, "rules", 0)),
         ("ScaledObject", ("spec", "triggers", 0)),
-        ("ScaledObject", ("spec", "advanced", "horizontalPodAutoscalerConfig", "behavior", "scaleUp")),
+        (
+            "ScaledObject",
+            ("spec", "advanced", "horizontalPodAutoscalerConfig", "behavior", "scaleUp"),
+        ),
         ("AnalysisTemplate", ("spec", "metrics", 0, "provider", "job", "spec", "template", "spec")),
         ("HTTPRoute", ("spec", "rules", 0)),
         ("InferencePool", ("spec",)),
@@ -67,7 +80,10 @@ def test_a_misspelt_key_of_a_group_s_pods_is_noticed() -> None:
 
 def test_a_kind_without_a_schema_is_an_error() -> None:
     o = copy.deepcopy(one(render(), "PodMonitor")) | {"kind": "PodMonitr"}
-    assert errors(o, "1.35") == ["PodMonitr/r-assay-server: there is no schema of monitoring.coreos.com/v1 PodMonitr for Kubernetes 1.35"]
+    assert errors(o, "1.35") == [
+        "PodMonitr/r-assay-server: there is no schema of"
+        " monitoring.coreos.com/v1 PodMonitr for Kubernetes 1.35"
+    ]
 
 
 def test_claimed_gpus_are_refused_by_an_older_kubernetes() -> None:

@@ -14,7 +14,9 @@ sys.path.insert(0, str(ROOT / "k8s/generate"))
 
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run([str(BIN / "kubectl"), "kustomize", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        [str(BIN / "kubectl"), "kustomize", str(folder)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return load(done.stdout)
 
@@ -32,17 +34,30 @@ def by_identity(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str
 
 def test_the_base_is_the_chart_without_helm() -> None:
     rendered = render(ci="base", release="assay", namespace="default", hooks=False)
-    assert by_identity(kustomize(ROOT / "k8s/base")) == by_identity([without_helm(o) for o in rendered])
+    assert by_identity(kustomize(ROOT / "k8s/base")) == by_identity(
+        [without_helm(o) for o in rendered]
+    )
 
 
 def test_an_overlay_can_change_namespace_image_and_revision(tmp_path: Path) -> None:
     overlay = tmp_path / "site"
     overlay.mkdir()
     base = Path("../" * len(tmp_path.parts)) / str(ROOT / "k8s/base").lstrip("/")
-    overlay.joinpath("kustomization.yaml").write_text(yaml.safe_dump({
-        "resources": [str(base)], "namespace": "llm",
-        "images": [{"name": "assay-server", "newName": "mirror.example.com/assay-server", "newTag": "7"}],
-    }))  # fmt: skip
+    overlay.joinpath("kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "resources": [str(base)],
+                "namespace": "llm",
+                "images": [
+                    {
+                        "name": "assay-server",
+                        "newName": "mirror.example.com/assay-server",
+                        "newTag": "7",
+                    }
+                ],
+            }
+        )
+    )
     objects = kustomize(overlay)
     assert {o["metadata"]["namespace"] for o in objects} == {"llm"}
     (deployment,) = [o for o in objects if o["kind"] == "Deployment"]

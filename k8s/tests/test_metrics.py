@@ -19,7 +19,8 @@ HISTOGRAM = ("_bucket", "_count", "_sum")
 
 
 def vllm_sources() -> list[Path]:
-    """Where vLLM is unpacked: $ASSAY_VLLM_SOURCES, the development environment, the GPU target's copy."""
+    """Where vLLM is unpacked: $ASSAY_VLLM_SOURCES, the development environment, the GPU target's
+    copy."""
     given = [Path(p) for p in os.environ.get("ASSAY_VLLM_SOURCES", "").split(":") if p]
     usual = [ROOT / ".venv/lib/python3.11/site-packages/vllm", ROOT / ".cache/vllm-0.33.0/vllm"]
     return [p for p in (*given, *usual) if (p / "v1/metrics/loggers.py").exists()]
@@ -58,12 +59,18 @@ def of_plugin() -> set[str]:
 
 
 def of_canary() -> set[str]:
-    """As assay_smoke_NAME: gauges by their name, counters with _total, histograms with their parts."""
+    """As assay_smoke_NAME: gauges by their name, counters with _total, histograms with their
+    parts."""
     text = CANARY.read_text()
-    gauges = set(re.findall(r'\bgauge\("([a-z0-9_]+)"', text))
+    gauges = set(re.findall(r'\bgauge\(\s*"([a-z0-9_]+)"', text))
+    gauges |= set(re.findall(r'\bGauge\(\s*(?:PREFIX \+ )?"([a-z0-9_]+)"', text))
     counters = {f"{n}_total" for n in re.findall(r'\bcounter\("([a-z0-9_]+)"', text)}
-    histograms = {n + s for n in re.findall(r'Histogram\(\s*PREFIX \+ "([a-z0-9_]+)"', text) for s in HISTOGRAM}
-    assert gauges and counters and histograms
+    histograms = {
+        n + s
+        for n in re.findall(r'Histogram\(\s*PREFIX \+ "([a-z0-9_]+)"', text)
+        for s in HISTOGRAM
+    }
+    assert all((gauges, counters, histograms))
     return {f"assay_smoke_{n}" for n in gauges | counters | histograms}
 
 
@@ -72,7 +79,11 @@ def used() -> set[str]:
 
 
 def test_every_metric_is_somebody_s() -> None:
-    outside = {m for key in ("http", "dcgm", "kube_state_metrics", "kubelet", "prometheus") for m in KNOWN[key]}
+    outside = {
+        m
+        for key in ("http", "dcgm", "kube_state_metrics", "kubelet", "prometheus")
+        for m in KNOWN[key]
+    }
     known: set[str] = of_vllm() | of_plugin() | outside | recorded()
     strangers = {m for m in used() - known if not m.startswith("assay_smoke_")}
     assert strangers == set()
@@ -94,12 +105,16 @@ def test_the_canary_exports_what_is_asked_of_it() -> None:
 def test_the_canary_s_flags_exist() -> None:
     command = (CANARY.parents[1] / "cli.py").read_text()
     (deployment,) = of(render({"canary": {"closesDoor": False}}), "Deployment")
-    (canary,) = [c for c in deployment["spec"]["template"]["spec"]["containers"] if c["name"] == "canary"]
+    (canary,) = [
+        c for c in deployment["spec"]["template"]["spec"]["containers"] if c["name"] == "canary"
+    ]
     for argument in canary["args"]:
         assert f'"{argument.partition("=")[0]}"' in command, argument
 
 
-@pytest.mark.skipif(not (ROOT / "loadtest").exists(), reason="loadtest/ is not part of this checkout yet")
+@pytest.mark.skipif(
+    not (ROOT / "loadtest").exists(), reason="loadtest/ is not part of this checkout yet"
+)
 def test_the_gate_s_flags_exist() -> None:
     command = (ROOT / "loadtest/src/assay_load/gate/cli.py").read_text()
     job = one(render(), "Job", "-gate")
@@ -113,11 +128,15 @@ def test_the_gate_s_flags_exist() -> None:
 ENTRYPOINT = ROOT / "plugin/src/assay_kernels/launcher/entrypoint.py"
 
 
-@pytest.mark.skipif(not ENTRYPOINT.exists(), reason="the image's entrypoint is not part of this checkout yet")
+@pytest.mark.skipif(
+    not ENTRYPOINT.exists(), reason="the image's entrypoint is not part of this checkout yet"
+)
 def test_the_launcher_s_variables_exist() -> None:
     texts = "".join(p.read_text() for p in (ROOT / "plugin/src/assay_kernels").rglob("*.py"))
     (deployment,) = of(render(), "Deployment")
-    (server,) = [c for c in deployment["spec"]["template"]["spec"]["containers"] if c["name"] == "server"]
+    (server,) = [
+        c for c in deployment["spec"]["template"]["spec"]["containers"] if c["name"] == "server"
+    ]
     ours = [e["name"] for e in server["env"] if e["name"].startswith(("ASSAY_", "STARTUP_"))]
     # What the image names for a verdict is read by the gate.
     for name in {*ours} - {"ASSAY_IMAGE", "ASSAY_MODEL_REVISION"}:
@@ -145,7 +164,9 @@ def test_named_data_exists(kind: str) -> None:
     assert sorted(wanted - there) == []
 
 
-@pytest.mark.skipif(not vllm_sources(), reason="vLLM's sources are not at hand (ASSAY_VLLM_SOURCES)")
+@pytest.mark.skipif(
+    not vllm_sources(), reason="vLLM's sources are not at hand (ASSAY_VLLM_SOURCES)"
+)
 @pytest.mark.parametrize("source", vllm_sources(), ids=str)
 def test_vllm_exports_what_is_asked_of_it(source: Path) -> None:
     files = [source / "v1/metrics/loggers.py", source / "v1/spec_decode/metrics.py"]
@@ -154,23 +175,36 @@ def test_vllm_exports_what_is_asked_of_it(source: Path) -> None:
     assert {f"vllm:{n}" for names in kinds.values() for n in names} <= there
 
 
-@pytest.mark.skipif(not vllm_sources(), reason="vLLM's sources are not at hand (ASSAY_VLLM_SOURCES)")
+@pytest.mark.skipif(
+    not vllm_sources(), reason="vLLM's sources are not at hand (ASSAY_VLLM_SOURCES)"
+)
 @pytest.mark.parametrize("source", vllm_sources(), ids=str)
 def test_objectives_are_bounds_of_vllm_s_buckets(source: Path) -> None:
     """A quantile's bucket that does not exist would count nothing, for ever."""
     text = (source / "v1/metrics/buckets.py").read_text()
-    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["objectives"]["properties"]
-    for name, key in (("TIME_TO_FIRST_TOKEN", "ttftSeconds"), ("INTER_TOKEN_LATENCY", "itlSeconds")):
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["objectives"][
+        "properties"
+    ]
+    for name, key in (
+        ("TIME_TO_FIRST_TOKEN", "ttftSeconds"),
+        ("INTER_TOKEN_LATENCY", "itlSeconds"),
+    ):
         match = re.search(rf"{name}_BUCKETS: tuple\[float, \.\.\.\] = \(([^)]*)\)", text)
         assert match is not None
         bounds = {float(b) for b in match[1].split(",") if b.strip()}
         assert set(schema[key]["enum"]) <= bounds
 
 
-@pytest.mark.skipif(not vllm_sources(), reason="vLLM's sources are not at hand (ASSAY_VLLM_SOURCES)")
+@pytest.mark.skipif(
+    not vllm_sources(), reason="vLLM's sources are not at hand (ASSAY_VLLM_SOURCES)"
+)
 @pytest.mark.parametrize("source", vllm_sources(), ids=str)
 def test_vllm_s_flags_and_variables_exist(source: Path) -> None:
-    files = [source / "engine/arg_utils.py", *source.glob("entrypoints/**/cli_args.py"), source / "config/vllm.py"]
+    files = [
+        source / "engine/arg_utils.py",
+        *source.glob("entrypoints/**/cli_args.py"),
+        source / "config/vllm.py",
+    ]
     flags = "".join(p.read_text() for p in files)
     group = one(render(ci="two-nodes"), "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
     server = group["leaderTemplate"]["spec"]["containers"][0]

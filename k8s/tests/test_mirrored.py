@@ -10,7 +10,10 @@ TEMPLATES = sorted(p for p in (CHART / "templates").glob("*.yaml"))
 
 
 def test_every_template_has_its_test_and_every_test_its_template() -> None:
-    tests = {p.stem.removeprefix("test_") for p in (Path(__file__).parent / "templates").glob("test_*.py")}
+    tests = {
+        p.stem.removeprefix("test_")
+        for p in (Path(__file__).parent / "templates").glob("test_*.py")
+    }
     assert tests == {p.stem.replace("-", "_") for p in TEMPLATES}
 
 

@@ -21,20 +21,27 @@ def test_several_nodes_break_it_by_one_capability_and_only_if_asked() -> None:
         "LeaderWorkerSet/r-assay-server.leaderTemplate: server: adds IPC_LOCK",
         "LeaderWorkerSet/r-assay-server.workerTemplate: server: adds IPC_LOCK",
     ]
-    assert list(violations(render({"parallelism": {"rdma": {"ipcLock": False}}}, ci="two-nodes"))) == []
+    assert (
+        list(violations(render({"parallelism": {"rdma": {"ipcLock": False}}}, ci="two-nodes")))
+        == []
+    )
 
 
 def test_a_host_path_is_the_named_exception() -> None:
     values = {"weights": {"source": "hostPath", "hostPath": {"path": "/data/v4"}}}
     assert "pod-security.kubernetes.io/enforce=privileged" in refusal(values)
     values["weights"]["hostPath"]["acknowledge"] = "the namespace is privileged"
-    assert list(violations(render(values))) == ["Deployment/r-assay-server: volume weights is a hostPath"]
+    assert list(violations(render(values))) == [
+        "Deployment/r-assay-server: volume weights is a hostPath"
+    ]
 
 
 def test_a_moving_tag_is_refused() -> None:
     for image in ("server", "gate"):
         assert f"images.{image}.tag: `latest`" in refusal({"images": {image: {"tag": "latest"}}})
-    assert "images.server.tag: `latest`" in refusal({"blueGreen": {"green": {"tag": "latest"}}}, ci="blue-green")
+    assert "images.server.tag: `latest`" in refusal(
+        {"blueGreen": {"green": {"tag": "latest"}}}, ci="blue-green"
+    )
 
 
 @pytest.mark.parametrize("where", ["server", "canary", "gate", "weights.download"])
@@ -48,12 +55,24 @@ def test_a_missing_limit_is_refused(where: str, limit: str) -> None:
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "VLLM_API_KEY", "DB_PASSWORD", "client_secret"])
 def test_a_secret_in_the_clear_is_refused(name: str) -> None:
-    assert f"server.extraEnv: {name} looks like a secret" in refusal({"server": {"extraEnv": [{"name": name, "value": "x"}]}})
-    render({"server": {"extraEnv": [{"name": name, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}})
+    assert f"server.extraEnv: {name} looks like a secret" in refusal(
+        {"server": {"extraEnv": [{"name": name, "value": "x"}]}}
+    )
+    render(
+        {
+            "server": {
+                "extraEnv": [
+                    {"name": name, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+                ]
+            }
+        }
+    )
 
 
 def test_a_key_as_an_argument_is_refused() -> None:
-    assert "--api-key is set by auth.existingSecret" in refusal({"server": {"extraArgs": ["--api-key=x"]}})
+    assert "--api-key is set by auth.existingSecret" in refusal(
+        {"server": {"extraArgs": ["--api-key=x"]}}
+    )
 
 
 def test_keys_are_required_unless_switched_off_in_words() -> None:
@@ -115,9 +134,25 @@ def _break(change: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "change",
-    ["privileged", "host path", "latest", "untagged", "limit", "token", "argument", "account", "links", "root",
-     "seccomp", "network", "escalation", "capability", "writable", "endless"],
-)  # fmt: skip
+    [
+        "privileged",
+        "host path",
+        "latest",
+        "untagged",
+        "limit",
+        "token",
+        "argument",
+        "account",
+        "links",
+        "root",
+        "seccomp",
+        "network",
+        "escalation",
+        "capability",
+        "writable",
+        "endless",
+    ],
+)
 def test_the_policy_notices(change: str) -> None:
     assert list(violations(_break("nothing"))) == []
     assert len(list(violations(_break(change)))) == 1

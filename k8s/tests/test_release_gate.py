@@ -1,4 +1,5 @@
-"""files/release_gate.py against an API server and a gate of the test's own, over TLS as in a pod."""
+"""files/release_gate.py against an API server and a gate of the test's own, over TLS as in a
+pod."""
 
 import http.server
 import json
@@ -15,8 +16,16 @@ import pytest
 from chart import CHART
 
 SCRIPT = CHART / "files/release_gate.py"
-PASS = {"verdict": "pass", "checks": [{"part": "coherence", "name": "before", "outcome": "pass", "reason": "ok"}]}
-FAIL = {"verdict": "fail", "checks": [{"part": "coherence", "name": "after", "outcome": "fail", "reason": "Rome is not in France"}]}
+PASS = {
+    "verdict": "pass",
+    "checks": [{"part": "coherence", "name": "before", "outcome": "pass", "reason": "ok"}],
+}
+FAIL = {
+    "verdict": "fail",
+    "checks": [
+        {"part": "coherence", "name": "after", "outcome": "fail", "reason": "Rome is not in France"}
+    ],
+}
 
 
 class Api:
@@ -56,10 +65,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "ca.crt"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=kubernetes",
-         "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-keyout",
+            str(key),
+            "-out",
+            str(cert),
+            "-days",
+            "2",
+            "-subj",
+            "/CN=kubernetes",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return key, cert
 
 
@@ -76,35 +104,58 @@ class Pod:
         (folder / "keys").mkdir()
         (folder / "keys/api_keys").write_text("# clients\nkey-of-a-client\nanother\n")
         self.environment = {
-            "PATH": os.environ["PATH"], "ACCOUNT_DIR": str(account), "KEYS_DIR": str(folder / "keys"),
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port),
-            "RELEASE": "r", "VERDICTS": "r-assay-verdicts", "IDENTITY": "green-123",
+            "PATH": os.environ["PATH"],
+            "ACCOUNT_DIR": str(account),
+            "KEYS_DIR": str(folder / "keys"),
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(port),
+            "RELEASE": "r",
+            "VERDICTS": "r-assay-verdicts",
+            "IDENTITY": "green-123",
             # A proxy of the site is not for the API server.
-            "HTTPS_PROXY": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1",
-        }  # fmt: skip
+            "HTTPS_PROXY": "http://127.0.0.1:1",
+            "HTTP_PROXY": "http://127.0.0.1:1",
+        }
 
     def gate(self, verdict: Any, code: int) -> list[str]:
         """A stand-in for assay-gate that leaves this verdict, and what key it was given."""
         text = "" if verdict is None else json.dumps(verdict)
         return [
-            sys.executable, "-c",
+            sys.executable,
+            "-c",
             "import os, pathlib, sys\n"
             f"out = pathlib.Path({str(self.folder / 'out')!r}); out.mkdir(exist_ok=True)\n"
             "(out / 'key').write_text(os.environ.get('ASSAY_API_KEY', ''))\n"
             f"text = {text!r}\n"
             "text and (out / 'gate.json').write_text(text)\n"
             f"sys.exit({code})",
-        ]  # fmt: skip
+        ]
 
     def run(self, command: list[str], wait: float = 5) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(SCRIPT), "run", str(self.folder / "out"), self.server, str(wait), "--", *command],
-            env=self.environment, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            [
+                sys.executable,
+                str(SCRIPT),
+                "run",
+                str(self.folder / "out"),
+                self.server,
+                str(wait),
+                "--",
+                *command,
+            ],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     def check(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(SCRIPT), "check"], env=self.environment, capture_output=True, text=True, timeout=60
+            [sys.executable, str(SCRIPT), "check"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
 
 
@@ -120,7 +171,7 @@ def serve(answer: Any, context: ssl.SSLContext | None = None) -> http.server.Thr
             self.end_headers()
             self.wfile.write(content)
 
-        do_POST = do_PATCH = do_GET
+        do_POST = do_PATCH = do_GET  # noqa: N815 (http.server's names)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -142,7 +193,9 @@ def door() -> dict[str, Any]:
 
 
 @pytest.fixture
-def pod(tmp_path: Path, certificate: tuple[Path, Path], api: Api, door: dict[str, Any]) -> Iterator[Pod]:
+def pod(
+    tmp_path: Path, certificate: tuple[Path, Path], api: Api, door: dict[str, Any]
+) -> Iterator[Pod]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate[1], certificate[0])
 
@@ -158,7 +211,12 @@ def pod(tmp_path: Path, certificate: tuple[Path, Path], api: Api, door: dict[str
         return 200, {"data": []}
 
     servers = [serve(kubernetes, context), serve(vllm)]
-    yield Pod(tmp_path, servers[0].server_port, certificate[1], f"http://127.0.0.1:{servers[1].server_port}")
+    yield Pod(
+        tmp_path,
+        servers[0].server_port,
+        certificate[1],
+        f"http://127.0.0.1:{servers[1].server_port}",
+    )
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -208,7 +266,9 @@ def test_it_waits_for_the_door_with_a_client_s_key(pod: Pod, door: dict[str, Any
     assert (pod.folder / "out/key").read_text() == "key-of-a-client"
 
 
-def test_a_door_that_stays_shut_is_no_verdict_and_the_gate_does_not_run(pod: Pod, api: Api, door: dict[str, Any]) -> None:
+def test_a_door_that_stays_shut_is_no_verdict_and_the_gate_does_not_run(
+    pod: Pod, api: Api, door: dict[str, Any]
+) -> None:
     door["shut"] = 10_000
     done = pod.run(pod.gate(PASS, 0), wait=1)
     assert done.returncode == 2
@@ -240,8 +300,14 @@ def test_without_keys_none_is_sent(pod: Pod, door: dict[str, Any]) -> None:
 
 
 def test_verdicts_stay_side_by_side_and_the_oldest_go(pod: Pod, api: Api) -> None:
-    old = {f"old-{n:02}.json": json.dumps({"verdict": "pass", "recorded": f"2020-01-{n + 1:02}"}) for n in range(25)}
-    api.maps["r-assay-verdicts"] = {"metadata": {"name": "r-assay-verdicts", "uid": "u"}, "data": dict(old)}
+    old = {
+        f"old-{n:02}.json": json.dumps({"verdict": "pass", "recorded": f"2020-01-{n + 1:02}"})
+        for n in range(25)
+    }
+    api.maps["r-assay-verdicts"] = {
+        "metadata": {"name": "r-assay-verdicts", "uid": "u"},
+        "data": dict(old),
+    }
     assert pod.run(pod.gate(PASS, 0)).returncode == 0
     assert sorted(kept(api)) == ["green-123.json", *(f"old-{n:02}.json" for n in range(6, 25))]
 

@@ -40,7 +40,11 @@ def minutes(text: str) -> int:
 
 
 def expectation(alert: str, at: int, labels: dict[str, str] | None) -> dict[str, Any]:
-    fired = [] if labels is None else [{"exp_labels": labels | {"severity": alerts()[alert]["labels"]["severity"]}}]
+    fired = (
+        []
+        if labels is None
+        else [{"exp_labels": labels | {"severity": alerts()[alert]["labels"]["severity"]}}]
+    )
     return {"eval_time": f"{at}m", "alertname": alert, "exp_alerts": fired}
 
 
@@ -94,7 +98,9 @@ def test_promtool_accepts_the_rules(folder: Path) -> None:
 def test_each_alert_does_what_it_says(test: dict[str, Any], folder: Path) -> None:
     file = folder / f"{abs(hash(test['name']))}.yaml"
     # The minute is the interval that the rules' thresholds are told in.
-    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}))
+    file.write_text(
+        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
+    )
     done = promtool(folder, "test", "rules", file.name)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,5 @@
-"""The scripts that the chart mounts, run for real with stand-ins for the programs that they start."""
+"""The scripts that the chart mounts, run for real with stand-ins for the programs that they
+start."""
 
 import http.server
 import os
@@ -30,17 +31,18 @@ def until(what: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
-    yield folder
+    return folder
 
 
 def environment(folder: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder.parent)}
 
 
-# --- wait_for_weights.sh -----------------------------------------------------------------------------
+# --- wait_for_weights.sh
+# -----------------------------------------------------------------------------
 
 
 def test_a_server_waits_for_the_mark_and_no_longer_than_told(tmp_path: Path) -> None:
@@ -59,10 +61,13 @@ def test_waiting_ends_at_once_when_the_pod_does(tmp_path: Path) -> None:
     assert waiting.wait(timeout=10) == 143
 
 
-# --- canary.sh ---------------------------------------------------------------------------------------
+# --- canary.sh
+# ---------------------------------------------------------------------------------------
 
 # Writes what it was told, and ends at SIGTERM.
-WATCH = 'echo "$@" >> "$OUT/watch"; cat "${9#*=}" 2>/dev/null; trap "echo ended >> $OUT/watch; exit 0" TERM; while :; do sleep 0.1; done'
+WATCH = """echo "$@" >> "$OUT/watch"
+trap "echo ended >> $OUT/watch; exit 0" TERM
+while :; do sleep 0.1; done"""
 
 
 def started(tmp_path: Path) -> list[str]:
@@ -84,15 +89,22 @@ def canary(path: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_the_canary_waits_for_the_key_and_is_told_where_it_is(canary: subprocess.Popen, tmp_path: Path) -> None:
+def test_the_canary_waits_for_the_key_and_is_told_where_it_is(
+    canary: subprocess.Popen, tmp_path: Path
+) -> None:
     time.sleep(1.5)
     assert started(tmp_path) == []
     (tmp_path / "bypass.key").write_text("one\n")
     until(lambda: len(started(tmp_path)) == 1)
-    assert started(tmp_path)[0] == f"watch --url=http://x --suite=miniature --bypass-key-file {tmp_path}/bypass.key"
+    assert (
+        started(tmp_path)[0]
+        == f"watch --url=http://x --suite=miniature --bypass-key-file {tmp_path}/bypass.key"
+    )
 
 
-def test_a_new_key_of_a_restarted_server_makes_a_new_canary(canary: subprocess.Popen, tmp_path: Path) -> None:
+def test_a_new_key_of_a_restarted_server_makes_a_new_canary(
+    canary: subprocess.Popen, tmp_path: Path
+) -> None:
     (tmp_path / "bypass.key").write_text("one\n")
     until(lambda: len(started(tmp_path)) == 1)
     (tmp_path / "bypass.key").write_text("two\n")
@@ -101,7 +113,9 @@ def test_a_new_key_of_a_restarted_server_makes_a_new_canary(canary: subprocess.P
     assert canary.poll() is None
 
 
-def test_a_canary_that_dies_comes_again_and_the_container_stays(path: Path, canary: subprocess.Popen, tmp_path: Path) -> None:
+def test_a_canary_that_dies_comes_again_and_the_container_stays(
+    path: Path, canary: subprocess.Popen, tmp_path: Path
+) -> None:
     program(path, "assay-smoke", 'echo watch >> "$OUT/watch"; exit 7')
     (tmp_path / "bypass.key").write_text("one\n")
     until(lambda: len(started(tmp_path)) >= 2)
@@ -118,12 +132,16 @@ def test_sigterm_ends_canary_and_container(canary: subprocess.Popen, tmp_path: P
     assert time.monotonic() - began < 15
 
 
-# --- ready.py ----------------------------------------------------------------------------------------
+# --- ready.py
+# ----------------------------------------------------------------------------------------
 
 
 def ready(sign: Path, url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(FILES / "ready.py"), str(sign), url], capture_output=True, text=True, timeout=30
+        [sys.executable, str(FILES / "ready.py"), str(sign), url],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
 
 
@@ -148,13 +166,17 @@ def readyz() -> Iterator[tuple[str, list[int]]]:
     server.server_close()
 
 
-def test_a_shut_door_is_not_ready_whatever_the_canary_says(tmp_path: Path, readyz: tuple[str, list[int]]) -> None:
+def test_a_shut_door_is_not_ready_whatever_the_canary_says(
+    tmp_path: Path, readyz: tuple[str, list[int]]
+) -> None:
     done = ready(tmp_path / "open", readyz[0])
     assert done.returncode == 1
     assert "the door is shut" in done.stderr
 
 
-def test_an_open_door_is_ready_unless_the_canary_says_no(tmp_path: Path, readyz: tuple[str, list[int]]) -> None:
+def test_an_open_door_is_ready_unless_the_canary_says_no(
+    tmp_path: Path, readyz: tuple[str, list[int]]
+) -> None:
     (tmp_path / "open").touch()
     assert ready(tmp_path / "open", readyz[0]).returncode == 0
     readyz[1][0] = 503

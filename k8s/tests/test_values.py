@@ -15,7 +15,11 @@ def leaves(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 FREEFORM = ("resources", "annotations", "labels", "dashboardLabels", "nodeSelector")
-MAPS = [p for p in leaves(yaml.safe_load((CHART / "values.yaml").read_text())) if not set(p) & set(FREEFORM)]
+MAPS = [
+    p
+    for p in leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
+    if not set(p) & set(FREEFORM)
+]
 
 
 @pytest.mark.parametrize("path", MAPS, ids=lambda p: ".".join(p) or "top")
@@ -30,15 +34,24 @@ def test_an_unknown_key_is_refused_wherever_it_stands(path: tuple[str, ...], hel
 @pytest.mark.parametrize(
     "values",
     [
-        {"replicas": "two"}, {"startup": {"budgetSeconds": 59}}, {"startup": {"budgetSeconds": 15000}},
-        {"drain": {"seconds": 0}}, {"gpu": {"count": -1}}, {"weights": {"source": "s3"}},
-        {"weights": {"subPath": "/absolute"}}, {"objectives": {"ttftSeconds": 2.0}}, {"objectives": {"ratio": 1}},
-        {"images": {"server": {"digest": "sha256:short"}}}, {"parallelism": {"nodes": 0}},
-        {"server": {"extraArgs": ["it's"]}}, {"profile": {"name": "Upper"}},
-        {"monitoring": {"interval": "15"}}, {"blueGreen": {"active": "red"}},
+        {"replicas": "two"},
+        {"startup": {"budgetSeconds": 59}},
+        {"startup": {"budgetSeconds": 15000}},
+        {"drain": {"seconds": 0}},
+        {"gpu": {"count": -1}},
+        {"weights": {"source": "s3"}},
+        {"weights": {"subPath": "/absolute"}},
+        {"objectives": {"ttftSeconds": 2.0}},
+        {"objectives": {"ratio": 1}},
+        {"images": {"server": {"digest": "sha256:short"}}},
+        {"parallelism": {"nodes": 0}},
+        {"server": {"extraArgs": ["it's"]}},
+        {"profile": {"name": "Upper"}},
+        {"monitoring": {"interval": "15"}},
+        {"blueGreen": {"active": "red"}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_value_out_of_bounds_is_refused(values: dict[str, Any]) -> None:
     assert "values don't meet the specifications" in refusal(values)
 
@@ -48,8 +61,9 @@ def test_a_value_out_of_bounds_is_refused(values: dict[str, Any]) -> None:
 def test_lint_has_nothing_to_say(ci: str, helm: str) -> None:
     done = subprocess.run(
         [str(BIN / helm), "lint", "--strict", str(CHART), "--values", str(CHART / f"ci/{ci}.yaml")],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[WARNING]" not in done.stdout
 
@@ -60,11 +74,17 @@ def test_lint_has_nothing_to_say(ci: str, helm: str) -> None:
         ({"blueGreen": {"active": "green", "green": {"enabled": False}}}, "green is not enabled"),
         ({"weights": {"source": "claim", "claim": {"name": "c"}}}, "a volume of its own"),
         ({"replicas": 2}, "one replica of each colour"),
-        ({"parallelism": {"nodes": 2}, "weights": {"volume": {"accessModes": ["ReadWriteMany"]}},
-          "cache": {"persistent": False}}, "not together with parallelism.nodes"),
+        (
+            {
+                "parallelism": {"nodes": 2},
+                "weights": {"volume": {"accessModes": ["ReadWriteMany"]}},
+                "cache": {"persistent": False},
+            },
+            "not together with parallelism.nodes",
+        ),
         ({"cache": {"existingClaim": "shared"}}, "a cache of its own"),
     ],
-)  # fmt: skip
+)
 def test_colours_go_with_little_else(values: dict[str, Any], rule: str) -> None:
     assert rule in refusal(values, ci="blue-green")
 
@@ -75,9 +95,18 @@ def test_a_parent_chart_may_hand_down_globals() -> None:
 
 def test_the_notes_say_what_a_failed_upgrade_costs() -> None:
     done = subprocess.run(
-        [str(BIN / "helm4"), "install", "r", str(CHART), "--dry-run=client",
-         "--values", str(CHART / "ci/cpu-miniature.yaml")], capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            str(BIN / "helm4"),
+            "install",
+            "r",
+            str(CHART),
+            "--dry-run=client",
+            "--values",
+            str(CHART / "ci/cpu-miniature.yaml"),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         pytest.skip(f"helm renders notes with an API server only: {done.stderr.strip()[:200]}")
     # Two loads of 600 s and the gate's 900 s.

@@ -96,13 +96,18 @@ def test_everything_writable_is_a_volume_and_the_caches_are_one() -> None:
     objects = render()
     spec, found = pod_spec(one(objects, "Deployment")), server(objects)
     mounts = {m["mountPath"]: m for m in found["volumeMounts"]}
-    caches = [v for k, v in env(found).items() if k.endswith(("_CACHE_HOME", "_CACHE_DIR", "_CACHE_ROOT"))]
+    caches = [
+        v for k, v in env(found).items() if k.endswith(("_CACHE_HOME", "_CACHE_DIR", "_CACHE_ROOT"))
+    ]
     caches.append(env(found)["HOME"])
     assert len(caches) == 7
     assert all(path.startswith("/var/cache/assay") for path in caches)
     volumes = {v["name"]: v for v in spec["volumes"]}
     assert "persistentVolumeClaim" in volumes[mounts["/var/cache/assay"]["name"]]
-    assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
+    assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"] == {
+        "medium": "Memory",
+        "sizeLimit": "32Gi",
+    }
     assert volumes[mounts["/run/assay"]["name"]]["emptyDir"]["medium"] == "Memory"
     metrics = env(found)["PROMETHEUS_MULTIPROC_DIR"]
     assert "emptyDir" in volumes[mounts[metrics]["name"]]
@@ -162,9 +167,16 @@ def test_new_scripts_or_profiles_make_new_pods() -> None:
 def test_each_colour_is_a_deployment_with_its_own_volumes() -> None:
     objects = render(ci="blue-green")
     blue, green = one(objects, "Deployment", "-blue"), one(objects, "Deployment", "-green")
-    assert [server([d])["image"] for d in (blue, green)] == ["assay-server:0.1.0", "assay-server:0.2.0"]
+    assert [server([d])["image"] for d in (blue, green)] == [
+        "assay-server:0.1.0",
+        "assay-server:0.2.0",
+    ]
     claims = [
-        {v["persistentVolumeClaim"]["claimName"] for v in pod_spec(d)["volumes"] if "persistentVolumeClaim" in v}
+        {
+            v["persistentVolumeClaim"]["claimName"]
+            for v in pod_spec(d)["volumes"]
+            if "persistentVolumeClaim" in v
+        }
         for d in (blue, green)
     ]
     assert not claims[0] & claims[1]

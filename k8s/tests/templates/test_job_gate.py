@@ -45,7 +45,10 @@ def test_a_verdict_is_about_what_is_served() -> None:
         return env(container(pod_spec(one(render(values), "Job", "-gate")), "gate"))["IDENTITY"]
 
     same = identity({})
-    assert identity({"canary": {"failAfter": 5}, "replicas": 1, "monitoring": {"rules": False}}) == same
+    assert (
+        identity({"canary": {"failAfter": 5}, "replicas": 1, "monitoring": {"rules": False}})
+        == same
+    )
     for values in (
         {"images": {"server": {"tag": "9"}}}, {"model": {"revision": "f" * 40}},
         {"profile": {"name": "b200x8-dep"}}, {"server": {"extraArgs": ["--max-num-seqs=1"]}},
