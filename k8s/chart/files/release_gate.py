@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ACCOUNT = Path(os.environ.get("ACCOUNT_DIR", "/var/run/secrets/kubernetes.io/serviceaccount"))
 KEYS = Path(os.environ.get("KEYS_DIR", "/etc/assay/keys"))
@@ -31,6 +32,9 @@ KEPT = 20
 REASONS = {"pass": "GatePassed", "fail": "GateFailed", "invalid": "GateInvalid"}
 LONGEST = 40_000
 """Bytes of one verdict; what is longer loses its passed checks."""
+
+Verdict = dict[str, Any]
+"""What assay-gate writes as gate.json."""
 
 
 class ClusterError(Exception):
@@ -54,7 +58,7 @@ class Cluster:
 
     def call(
         self, method: str, path: str, body: object = None, kind: str = "application/json"
-    ) -> dict:
+    ) -> dict[str, Any]:
         """The answer; {} for 404. Raises ClusterError."""
         request = urllib.request.Request(
             f"{self.url}/api/v1/namespaces/{self.namespace}/{path}",
@@ -64,7 +68,8 @@ class Cluster:
         )
         try:
             with self.opener.open(request, timeout=30) as answer:
-                return json.loads(answer.read())
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return {}
@@ -107,12 +112,12 @@ def api_key() -> str:
     return next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
 
 
-def judge(command: list[str], out: Path) -> dict:
+def judge(command: list[str], out: Path) -> Verdict:
     """The gate's verdict, or what stands for one that left none."""
     environment = os.environ | ({"ASSAY_API_KEY": key} if (key := api_key()) else {})
     code = subprocess.run(command, env=environment).returncode
     try:
-        verdict = json.loads((out / "gate.json").read_text())
+        verdict: Verdict = json.loads((out / "gate.json").read_text())
     except (OSError, ValueError):
         verdict = {}
     if code not in (0, 1, 2) or not verdict:
@@ -120,17 +125,17 @@ def judge(command: list[str], out: Path) -> dict:
     return verdict | {"exit_code": code}
 
 
-def no_verdict(reason: str) -> dict:
+def no_verdict(reason: str) -> Verdict:
     check = {"part": "server", "name": "was judged", "outcome": "invalid", "reason": reason}
     return {"verdict": "invalid", "exit_code": 2, "checks": [check]}
 
 
-def reasons(verdict: dict) -> str:
+def reasons(verdict: Verdict) -> str:
     wrong = [c for c in verdict.get("checks", []) if c.get("outcome") != "pass"]
     return "; ".join(f"{c.get('part')}, {c.get('name')}: {c.get('reason')}" for c in wrong)
 
 
-def record(cluster: Cluster, verdict: dict) -> None:
+def record(cluster: Cluster, verdict: Verdict) -> None:
     """Into the ConfigMap, and as an event on it. Raises ClusterError."""
     name, identity = os.environ["VERDICTS"], os.environ["IDENTITY"]
     now = datetime.now(UTC)
