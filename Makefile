@@ -25,7 +25,7 @@ BIN := .venv/bin
 GATE_BIN := .venv-gate/bin
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
-CODE := plugin smoke_tests models loadtest docker
+CODE := plugin smoke_tests models loadtest docker k8s
 
 .PHONY: help
 help: ## list the targets
@@ -86,6 +86,21 @@ lint: env env-gate ## ruff (check and format) on everything, mypy --strict on th
 format: env ## let ruff lay out the code and repair what it can
 	@$(BIN)/ruff check --quiet --fix --config plugin/pyproject.toml $(CODE)
 	@$(BIN)/ruff format --quiet --config plugin/pyproject.toml $(CODE)
+
+K8S := .cache/k8s
+
+.PHONY: k8s-tools
+k8s-tools: ## helm 3 and 4, kubectl, promtool and a Python environment into .cache/k8s, pinned and hashed
+	@command -v "$(PYTHON)" >/dev/null || { echo "k8s-tools: $(PYTHON) was not found (make PYTHON=...)" >&2; exit 1; }
+	@"$(PYTHON)" k8s/tests/tools.py >/dev/null
+
+.PHONY: test-k8s
+test-k8s: k8s-tools ## the chart, base, rules and dashboards: no cluster, no Docker, at most 5 minutes on two cores
+	@$(K8S)/venv/bin/python -B -m pytest -c k8s/tests/pytest.ini --rootdir k8s/tests -p no:cacheprovider -n 2 -q k8s/tests $(ARGS)
+
+.PHONY: k8s-generate
+k8s-generate: k8s-tools ## remake base, rules, schema, dashboards and tables after a change of the chart
+	@HELM=$(K8S)/bin/helm4 $(K8S)/venv/bin/python -B k8s/generate
 
 .PHONY: agreement
 agreement: env ## KL and top-1 agreement of vLLM + plugin with transformers, dialects A, B and C
@@ -175,5 +190,5 @@ lock: ## remake the locks from cpu.in and dev.in (ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## remove what the targets above made, .venv included
-	@rm -rf .venv .venv-gate .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis */src/*.egg-info */build
+	@rm -rf .venv .venv-gate .assay $(K8S) .mypy_cache .ruff_cache .pytest_cache .hypothesis */src/*.egg-info */build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

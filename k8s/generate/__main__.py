@@ -2,9 +2,10 @@
 
     python k8s/generate [--check]
 
-values.schema.json and the table of values come from the comments of values.yaml; base/ is what helm
-renders; rules/assay.rules.yaml are the rules for a Prometheus outside Kubernetes; the table of alerts is
-the rules' annotations. helm must be in PATH, or named by $HELM.
+values.schema.json and the table of values come from the comments of values.yaml, the dashboards
+from dashboards.py; base/ is what helm renders; rules/assay.rules.yaml are the rules for a
+Prometheus outside Kubernetes; the table of alerts is the rules' annotations. helm must be in PATH,
+or named by $HELM.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+import calculator  # noqa: E402
+from dashboards import DASHBOARDS, dashboard  # noqa: E402
 from values import Value, read, schema  # noqa: E402
 
 K8S = Path(__file__).resolve().parents[1]
@@ -111,13 +114,30 @@ def cell(text: str) -> str:
 
 
 def alert_table() -> str:
-    lines = ["| alert | severity | fires when | why it matters | what to do |", "|---|---|---|---|---|"]
+    lines = [
+        "| alert | severity | fires when | why it matters | what to do |",
+        "|---|---|---|---|---|",
+    ]
     for rule in alerts():
         a = rule["annotations"]
         wait = f" (for {rule['for']})" if "for" in rule else ""
-        row = [f"`{rule['alert']}`", rule["labels"]["severity"], a["summary"] + wait, a["why"], a["action"]]
+        row = [
+            f"`{rule['alert']}`",
+            rule["labels"]["severity"],
+            a["summary"] + wait,
+            a["why"],
+            a["action"],
+        ]
         lines.append("| " + " | ".join(map(cell, row)) + " |")
     return "\n".join(lines)
+
+
+def calculator_tables() -> str:
+    """With the calculator's own defaults."""
+    asked = calculator.parser().parse_args([])
+    given = (asked.gpu_memory, asked.utilization, asked.spare, asked.tokens)
+    models = calculator.MODELS.values()
+    return "\n\n".join(calculator.table(m, calculator.rows(m, *given)) for m in models)
 
 
 def value_table(values: list[Value]) -> str:
@@ -139,11 +159,22 @@ def into(text: str, mark: str, content: str) -> str:
     return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
+def chart_files() -> dict[Path, str]:
+    """What helm reads, so what has to be right before anything is rendered."""
+    found = {
+        CHART / f"dashboards/{n}.json": json.dumps(dashboard(n), indent=1) + "\n"
+        for n in DASHBOARDS
+    }
+    values = schema(read(CHART / "values.yaml"))
+    return found | {CHART / "values.schema.json": json.dumps(values, indent=1) + "\n"}
+
+
 def files() -> dict[Path, str]:
-    """Every generated file and what it must hold. The schema first: helm reads it."""
+    """Every other generated file and what it must hold."""
     values = read(CHART / "values.yaml")
     readme = into(README.read_text(), "values", value_table(values))
     readme = into(readme, "alerts", alert_table())
+    readme = into(readme, "calculator", calculator_tables())
     return {
         README: readme,
         K8S / "rules/assay.rules.yaml": GENERATED + dump(rules()),
@@ -151,15 +182,20 @@ def files() -> dict[Path, str]:
     }
 
 
+def write(wanted: dict[Path, str], check: bool) -> list[Path]:
+    """Write what differs, unless it is only to be told."""
+    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
+    for p in () if check else stale:
+        p.parent.mkdir(exist_ok=True)
+        p.write_text(wanted[p])
+    return stale
+
+
 def main() -> int:
     check = sys.argv[1:] == ["--check"]
-    wanted_schema = json.dumps(schema(read(CHART / "values.yaml")), indent=1) + "\n"
-    path = CHART / "values.schema.json"
-    stale = [] if path.exists() and path.read_text() == wanted_schema else [path]
-    if stale and not check:
-        path.write_text(wanted_schema)
+    stale = write(chart_files(), check)
     wanted = files()
-    stale += [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
+    stale += write(wanted, check)
     surplus = sorted(set(BASE.glob("*")) - set(wanted))
     if check:
         for p in [*stale, *surplus]:
@@ -167,9 +203,6 @@ def main() -> int:
         return 1 if stale or surplus else 0
     for p in surplus:
         p.unlink()
-    for p, text in wanted.items():
-        p.parent.mkdir(exist_ok=True)
-        p.write_text(text)
     return 0
 
 

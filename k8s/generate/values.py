@@ -1,9 +1,9 @@
 """values.yaml and its comments: what each value means, and what it may be.
 
 Above a key stand, in any order, `# -- text` (with lines that go on) and `# @schema NAME: VALUE`, a
-keyword of JSON Schema as YAML. `freeform: true` lets a map hold any key: a part of Kubernetes' own API
-that its server checks. What is not said follows from the default: its type, and, for a map, exactly the
-keys that stand there.
+keyword of JSON Schema as YAML. `freeform: true` lets a map hold any key: a part of Kubernetes' own
+API that its server checks. What is not said follows from the default: its type, and, for a map,
+exactly the keys that stand there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Value:
     default: Any
     description: str
     keywords: dict[str, Any]
-    children: list["Value"] = field(default_factory=list)
+    children: list[Value] = field(default_factory=list)
 
     @property
     def name(self) -> str:

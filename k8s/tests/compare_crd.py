@@ -20,7 +20,11 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any], path: str) -> Iter
         if theirs.get("type") != "object":
             yield f"{path}: is {theirs.get('type')} there"
         return
-    kinds = {theirs.get("type")} if not theirs.get("x-kubernetes-int-or-string") else {"integer", "string"}
+    kinds = (
+        {theirs.get("type")}
+        if not theirs.get("x-kubernetes-int-or-string")
+        else {"integer", "string"}
+    )
     if kinds != {None} and ours.get("type") not in kinds:
         yield f"{path}: {ours.get('type')}, there {kinds}"
     if "enum" in theirs and not set(ours.get("enum", ["anything"])) <= set(theirs["enum"]):

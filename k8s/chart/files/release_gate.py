@@ -1,12 +1,13 @@
 """Runs the gate where the release runs, and keeps its verdict in the cluster.
 
-    release_gate.py run OUT URL WAIT_SECONDS -- assay-gate run ...   wait for the door, judge, record
-    release_gate.py check                                            was this very release found good?
+    release_gate.py run OUT URL WAIT_SECONDS -- assay-gate run ...   wait for the door, judge,
+    record release_gate.py check                                            was this very release
+    found good?
 
 `run` ends with the gate's own exit code: 0 pass, 1 fail, 2 no verdict. Where there is a service
 account's token, the verdict goes into the ConfigMap $VERDICTS under the key $IDENTITY.json, and an
-event tells of it; one that cannot be recorded is no pass. `check` ends with 0 only if that key holds a
-pass. Needs Python and nothing else: it runs in the gate's image.
+event tells of it; one that cannot be recorded is no pass. `check` ends with 0 only if that key
+holds a pass. Needs Python and nothing else: it runs in the gate's image.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ACCOUNT = Path(os.environ.get("ACCOUNT_DIR", "/var/run/secrets/kubernetes.io/serviceaccount"))
 KEYS = Path(os.environ.get("KEYS_DIR", "/etc/assay/keys"))
 KEPT = 20
 """Verdicts that stay in the ConfigMap: an object holds at most 1 MiB."""
+REASONS = {"pass": "GatePassed", "fail": "GateFailed", "invalid": "GateInvalid"}
 LONGEST = 40_000
 """Bytes of one verdict; what is longer loses its passed checks."""
+
+Verdict = dict[str, Any]
+"""What assay-gate writes as gate.json."""
 
 
 class ClusterError(Exception):
@@ -50,7 +56,9 @@ class Cluster:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
 
-    def call(self, method: str, path: str, body: object = None, kind: str = "application/json") -> dict:
+    def call(
+        self, method: str, path: str, body: object = None, kind: str = "application/json"
+    ) -> dict[str, Any]:
         """The answer; {} for 404. Raises ClusterError."""
         request = urllib.request.Request(
             f"{self.url}/api/v1/namespaces/{self.namespace}/{path}",
@@ -60,7 +68,8 @@ class Cluster:
         )
         try:
             with self.opener.open(request, timeout=30) as answer:
-                return json.loads(answer.read())
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return {}
@@ -78,7 +87,9 @@ def wait_for_door(url: str, seconds: float) -> bool:
     said = ""
     while True:
         try:
-            opener.open(urllib.request.Request(f"{url}/v1/models", headers=headers), timeout=10).close()
+            opener.open(
+                urllib.request.Request(f"{url}/v1/models", headers=headers), timeout=10
+            ).close()
             return True
         except urllib.error.HTTPError as error:
             reason = f"it answers {error.code}"
@@ -101,12 +112,12 @@ def api_key() -> str:
     return next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
 
 
-def judge(command: list[str], out: Path) -> dict:
+def judge(command: list[str], out: Path) -> Verdict:
     """The gate's verdict, or what stands for one that left none."""
     environment = os.environ | ({"ASSAY_API_KEY": key} if (key := api_key()) else {})
     code = subprocess.run(command, env=environment).returncode
     try:
-        verdict = json.loads((out / "gate.json").read_text())
+        verdict: Verdict = json.loads((out / "gate.json").read_text())
     except (OSError, ValueError):
         verdict = {}
     if code not in (0, 1, 2) or not verdict:
@@ -114,51 +125,73 @@ def judge(command: list[str], out: Path) -> dict:
     return verdict | {"exit_code": code}
 
 
-def no_verdict(reason: str) -> dict:
+def no_verdict(reason: str) -> Verdict:
     check = {"part": "server", "name": "was judged", "outcome": "invalid", "reason": reason}
     return {"verdict": "invalid", "exit_code": 2, "checks": [check]}
 
 
-def reasons(verdict: dict) -> str:
+def reasons(verdict: Verdict) -> str:
     wrong = [c for c in verdict.get("checks", []) if c.get("outcome") != "pass"]
     return "; ".join(f"{c.get('part')}, {c.get('name')}: {c.get('reason')}" for c in wrong)
 
 
-def record(cluster: Cluster, verdict: dict) -> None:
+def record(cluster: Cluster, verdict: Verdict) -> None:
     """Into the ConfigMap, and as an event on it. Raises ClusterError."""
     name, identity = os.environ["VERDICTS"], os.environ["IDENTITY"]
-    now = datetime.now(timezone.utc)
-    kept = verdict | {"recorded": now.isoformat(timespec="seconds"), "release": os.environ["RELEASE"]}
+    now = datetime.now(UTC)
+    kept = verdict | {
+        "recorded": now.isoformat(timespec="seconds"),
+        "release": os.environ["RELEASE"],
+    }
     text = json.dumps(kept, sort_keys=True)
     if len(text) > LONGEST:
         kept["checks"] = [c for c in kept.get("checks", []) if c.get("outcome") != "pass"]
         text = json.dumps(kept, sort_keys=True)[:LONGEST]
     key = f"{identity}.json"
     found = cluster.call("GET", f"configmaps/{name}")
-    labels = {"app.kubernetes.io/name": "assay", "app.kubernetes.io/instance": os.environ["RELEASE"]}
+    labels = {
+        "app.kubernetes.io/name": "assay",
+        "app.kubernetes.io/instance": os.environ["RELEASE"],
+    }
     if found:
         older = {k: v for k, v in (found.get("data") or {}).items() if k != key}
         surplus = sorted(older, key=lambda k: recorded(older[k]))[: max(0, len(older) - KEPT + 1)]
         patch = {"data": {key: text} | dict.fromkeys(surplus)}
         stored = cluster.call("PATCH", f"configmaps/{name}", patch, "application/merge-patch+json")
     else:
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels},
-                "data": {key: text}}  # fmt: skip
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "labels": labels},
+            "data": {key: text},
+        }
         stored = cluster.call("POST", "configmaps", body)
     good = verdict["verdict"] == "pass"
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     message = f"gate: {verdict['verdict']} ({identity}) {reasons(verdict)}".strip()
-    cluster.call("POST", "events", {
-        "apiVersion": "v1", "kind": "Event",
-        "metadata": {"generateName": f"{name}-", "labels": labels},
-        "involvedObject": {"apiVersion": "v1", "kind": "ConfigMap", "name": name,
-                           "namespace": cluster.namespace,
-                           "uid": stored.get("metadata", {}).get("uid", "")},
-        "type": "Normal" if good else "Warning",
-        "reason": "GatePassed" if good else "GateFailed" if verdict["verdict"] == "fail" else "GateInvalid",
-        "message": message[:1000], "source": {"component": "assay-gate"},
-        "firstTimestamp": stamp, "lastTimestamp": stamp, "count": 1,
-    })  # fmt: skip
+    cluster.call(
+        "POST",
+        "events",
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{name}-", "labels": labels},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "name": name,
+                "namespace": cluster.namespace,
+                "uid": stored.get("metadata", {}).get("uid", ""),
+            },
+            "type": "Normal" if good else "Warning",
+            "reason": REASONS[verdict["verdict"]],
+            "message": message[:1000],
+            "source": {"component": "assay-gate"},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        },
+    )
 
 
 def recorded(text: str) -> str:
@@ -194,7 +227,11 @@ def check() -> int:
     if verdict.get("verdict") == "pass":
         print(f"{key}: passed at {verdict.get('recorded')}")
         return 0
-    why = f"its verdict is {verdict['verdict']}: {reasons(verdict)}" if verdict else "it was never judged"
+    why = (
+        f"its verdict is {verdict['verdict']}: {reasons(verdict)}"
+        if verdict
+        else "it was never judged"
+    )
     print(f"{name}/{key}: the Service is not pointed at it, because {why}", file=sys.stderr)
     return 1
 

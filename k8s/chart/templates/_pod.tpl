@@ -142,7 +142,9 @@ affinity:
     - {name: run, mountPath: /run/assay}
     - {name: shm, mountPath: /dev/shm}
     - {name: tmp, mountPath: /tmp}
+    {{- if gt (int $v.server.apiServers) 1 }}
     - {name: metrics, mountPath: /run/prometheus}
+    {{- end }}
     - {name: scripts, mountPath: /etc/assay/scripts, readOnly: true}
     {{- if $v.profile.inline }}
     - {name: profile, mountPath: /etc/assay/profiles, readOnly: true}
@@ -219,9 +221,11 @@ affinity:
   emptyDir: {sizeLimit: 4Gi}
 - name: tmp-canary
   emptyDir: {sizeLimit: 128Mi}
+{{- if gt (int $v.server.apiServers) 1 }}
 # Metric files are mapped into memory by several processes: a local disk, never a network volume.
 - name: metrics
   emptyDir: {sizeLimit: 1Gi}
+{{- end }}
 - name: scripts
   configMap: {name: {{ include "assay.name" .root }}-scripts}
 {{- if $v.profile.inline }}

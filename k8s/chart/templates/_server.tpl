@@ -21,6 +21,14 @@ args:
     {{ range $group }}{{ . | replace "$(LWS_LEADER_ADDRESS)" "$LWS_LEADER_ADDRESS" }} {{ end }}
     {{- range $v.server.extraArgs }} {{ . | squote }}{{ end }}
 {{- else }}
+{{- if gt (int $v.server.apiServers) 1 }}
+# The image's entrypoint, once the last start's metric files are gone: vLLM would add them up.
+command:
+  - sh
+  - -c
+  - rm -rf /run/prometheus/* && exec python -m assay_kernels.launcher.entrypoint "$@"
+  - server
+{{- end }}
 args:
   - --shutdown-timeout={{ $v.drain.seconds }}
   {{- if gt (int $v.server.apiServers) 1 }}
@@ -72,7 +80,10 @@ args:
 - {name: TORCHINDUCTOR_CACHE_DIR, value: /var/cache/assay/inductor}
 - {name: TRITON_CACHE_DIR, value: /var/cache/assay/triton}
 - {name: DG_JIT_CACHE_DIR, value: /var/cache/assay/deep_gemm}
+{{- if gt (int $v.server.apiServers) 1 }}
+# Where the metrics of several API servers meet; without it /metrics answers 500.
 - {name: PROMETHEUS_MULTIPROC_DIR, value: /run/prometheus}
+{{- end }}
 # Weights are on the volume: a server that asks the hub at its start does not start when the hub is down.
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: TRANSFORMERS_OFFLINE, value: "1"}

@@ -49,6 +49,13 @@
 {{- fail "weights.hostPath.acknowledge: a host path needs a namespace with the label pod-security.kubernetes.io/enforce=privileged; write `the namespace is privileged` if that is so" -}}
 {{- end -}}
 {{- end -}}
+{{- if $v.blueGreen.enabled -}}
+{{- if gt (int $v.parallelism.nodes) 1 }}{{ fail "blueGreen.enabled: not together with parallelism.nodes > 1; install the new version as a release of its own" }}{{ end -}}
+{{- if or (ne (int $v.replicas) 1) $v.autoscaling.enabled }}{{ fail "blueGreen.enabled: one replica of each colour, without autoscaling" }}{{ end -}}
+{{- if not (get $v.blueGreen $v.blueGreen.active).enabled }}{{ fail (printf "blueGreen.active: %s is not enabled, so the Service would have no server" $v.blueGreen.active) }}{{ end -}}
+{{- if eq $v.weights.source "claim" }}{{ fail "blueGreen.enabled: each colour needs a volume of its own on its node, so weights.source `claim` does not go with it" }}{{ end -}}
+{{- if $v.cache.existingClaim }}{{ fail "blueGreen.enabled: each colour needs a cache of its own, so cache.existingClaim does not go with it" }}{{ end -}}
+{{- end -}}
 {{- $many := or (gt (int $v.replicas) 1) (gt (int $v.parallelism.nodes) 1) $v.autoscaling.enabled -}}
 {{- $shared := or (has "ReadWriteMany" $v.weights.volume.accessModes) (has "ReadOnlyMany" $v.weights.volume.accessModes) -}}
 {{- if and $many (eq $v.weights.source "download") (not $shared) -}}
@@ -56,13 +63,6 @@
 {{- end -}}
 {{- if and $many $v.cache.persistent (not $v.cache.existingClaim) -}}
 {{- fail "cache.persistent: several pods cannot share the chart's ReadWriteOnce volume; name a ReadWriteMany claim in cache.existingClaim, or set it to false" -}}
-{{- end -}}
-{{- if $v.blueGreen.enabled -}}
-{{- if gt (int $v.parallelism.nodes) 1 }}{{ fail "blueGreen.enabled: not together with parallelism.nodes > 1; install the new version as a release of its own" }}{{ end -}}
-{{- if or (ne (int $v.replicas) 1) $v.autoscaling.enabled }}{{ fail "blueGreen.enabled: one replica of each colour, without autoscaling" }}{{ end -}}
-{{- if not (get $v.blueGreen $v.blueGreen.active).enabled }}{{ fail (printf "blueGreen.active: %s is not enabled, so the Service would have no server" $v.blueGreen.active) }}{{ end -}}
-{{- if eq $v.weights.source "claim" }}{{ fail "blueGreen.enabled: each colour needs a volume of its own on its node, so weights.source `claim` does not go with it" }}{{ end -}}
-{{- if $v.cache.existingClaim }}{{ fail "blueGreen.enabled: each colour needs a cache of its own, so cache.existingClaim does not go with it" }}{{ end -}}
 {{- end -}}
 {{- if and (gt (int $v.parallelism.nodes) 1) (lt (int $v.gpu.count) 1) }}{{ fail "parallelism.nodes: several nodes need GPUs; gpu.count is 0" }}{{ end -}}
 {{- if and $v.gpu.dra.enabled (lt (int $v.gpu.count) 1) }}{{ fail "gpu.dra.enabled: gpu.count is 0" }}{{ end -}}

@@ -26,13 +26,14 @@ overrides. Each has {colour, tag, digest, revision}.
 {{- end }}
 
 {{/*
-What a verdict is about: change any of it, and it says nothing any more. Takes (dict "root" $ "server"
+What a verdict is about: change any of it, and it says nothing any more. Not the colour: what was judged
+as the only server is the same as blue. Takes (dict "root" $ "server"
 variant).
 */}}
 {{- define "assay.identity" -}}
 {{- $v := .root.Values -}}
 {{- $parts := list (include "assay.serverImage" .) $v.model.repository .server.revision $v.weights.source $v.weights.subPath $v.profile.name $v.profile.inline $v.profile.inlineEnv ($v.server.extraArgs | toJson) ($v.server.extraEnv | toJson) ($v.parallelism | toJson) ($v.gpu | toJson) $v.gate.policy $v.gate.inlinePolicy $v.gate.hardware -}}
-{{- with .server.colour }}{{ . }}-{{ end }}{{ $parts | toJson | sha256sum | trunc 12 }}
+{{- $parts | toJson | sha256sum | trunc 12 }}
 {{- end }}
 
 {{/* Folder of the checkpoint in a pod; empty: the image knows. */}}

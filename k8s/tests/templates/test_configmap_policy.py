@@ -13,4 +13,4 @@ def test_an_inline_policy_is_the_one_that_judges() -> None:
 def test_a_shipped_policy_goes_by_its_name() -> None:
     objects = render()
     assert of(objects, "ConfigMap", "-policy") == []
-    assert "--policy=b200x8" in container(pod_spec(one(objects, "Job", "-gate")), "gate")["args"]
+    assert "--policy=8xB200" in container(pod_spec(one(objects, "Job", "-gate")), "gate")["args"]

@@ -1,6 +1,8 @@
 """templates/deployment-server.yaml: one node, one server."""
 
 import math
+import subprocess
+from pathlib import Path
 
 import pytest
 from chart import container, env, of, one, pod_spec, refusal, render, server
@@ -96,17 +98,48 @@ def test_everything_writable_is_a_volume_and_the_caches_are_one() -> None:
     objects = render()
     spec, found = pod_spec(one(objects, "Deployment")), server(objects)
     mounts = {m["mountPath"]: m for m in found["volumeMounts"]}
-    caches = [v for k, v in env(found).items() if k.endswith(("_CACHE_HOME", "_CACHE_DIR", "_CACHE_ROOT"))]
+    caches = [
+        v for k, v in env(found).items() if k.endswith(("_CACHE_HOME", "_CACHE_DIR", "_CACHE_ROOT"))
+    ]
     caches.append(env(found)["HOME"])
     assert len(caches) == 7
     assert all(path.startswith("/var/cache/assay") for path in caches)
     volumes = {v["name"]: v for v in spec["volumes"]}
     assert "persistentVolumeClaim" in volumes[mounts["/var/cache/assay"]["name"]]
-    assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
+    assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"] == {
+        "medium": "Memory",
+        "sizeLimit": "32Gi",
+    }
     assert volumes[mounts["/run/assay"]["name"]]["emptyDir"]["medium"] == "Memory"
-    metrics = env(found)["PROMETHEUS_MULTIPROC_DIR"]
-    assert "emptyDir" in volumes[mounts[metrics]["name"]]
     assert mounts["/models"]["readOnly"] is True
+
+
+def test_several_api_servers_meet_in_a_folder_that_each_start_finds_empty(tmp_path: Path) -> None:
+    objects = render({"server": {"apiServers": 4}})
+    spec, found = pod_spec(one(objects, "Deployment")), server(objects)
+    assert "--api-server-count=4" in found["args"]
+    folder = env(found)["PROMETHEUS_MULTIPROC_DIR"]
+    (mount,) = [m for m in found["volumeMounts"] if m["mountPath"] == folder]
+    (volume,) = [v for v in spec["volumes"] if v["name"] == mount["name"]]
+    assert "emptyDir" in volume
+    # The command for real, with a folder and a program of the test's own.
+    (tmp_path / "stale.db").touch()
+    program = tmp_path / "bin/python"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    shell, flag, script, name = found["command"]
+    script = script.replace(folder, str(tmp_path / "metrics"))
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics/stale.db").touch()
+    done = subprocess.run(
+        [shell, flag, script, name, "--a=b c"], capture_output=True, text=True, check=True,
+        env={"PATH": f"{program.parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["-m", "assay_kernels.launcher.entrypoint", "--a=b c"]
+    assert list((tmp_path / "metrics").iterdir()) == []
+    # One API server keeps its metrics itself, and can say when it was started.
+    assert "PROMETHEUS_MULTIPROC_DIR" not in env(server(render()))
 
 
 def test_a_cache_that_does_not_last_is_limited() -> None:
@@ -162,9 +195,16 @@ def test_new_scripts_or_profiles_make_new_pods() -> None:
 def test_each_colour_is_a_deployment_with_its_own_volumes() -> None:
     objects = render(ci="blue-green")
     blue, green = one(objects, "Deployment", "-blue"), one(objects, "Deployment", "-green")
-    assert [server([d])["image"] for d in (blue, green)] == ["assay-server:0.1.0", "assay-server:0.2.0"]
+    assert [server([d])["image"] for d in (blue, green)] == [
+        "assay-server:0.1.0",
+        "assay-server:0.2.0",
+    ]
     claims = [
-        {v["persistentVolumeClaim"]["claimName"] for v in pod_spec(d)["volumes"] if "persistentVolumeClaim" in v}
+        {
+            v["persistentVolumeClaim"]["claimName"]
+            for v in pod_spec(d)["volumes"]
+            if "persistentVolumeClaim" in v
+        }
         for d in (blue, green)
     ]
     assert not claims[0] & claims[1]

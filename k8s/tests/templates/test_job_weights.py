@@ -9,6 +9,7 @@ def job(values: dict | None = None, **how: str) -> dict:
 
 def test_it_fetches_one_pinned_revision_into_the_folder_that_is_served() -> None:
     found = container(pod_spec(job()), "weights")
+    assert found["command"] == ["python", "-m", "assay_kernels.launcher.weights"]
     assert found["args"] == ["nvidia/DeepSeek-V4-Pro-NVFP4", SHA, f"/models/{SHA}"]
     assert "model.revision" in refusal({}, ci="")
     assert "revision" in refusal({"model": {"revision": "main"}})
@@ -31,7 +32,7 @@ def test_the_token_is_a_file() -> None:
     found = container(spec, "weights")
     assert not any("TOKEN" in name for name in env(found))
     (volume,) = [v for v in spec["volumes"] if v["name"] == "hub"]
-    assert volume["secret"]["items"] == [{"key": "token", "path": "token"}]
+    assert volume["secret"]["items"] == [{"key": "token", "path": "hf_token"}]
 
 
 def test_proxy_mirror_and_own_ca_reach_the_download() -> None:
@@ -40,6 +41,14 @@ def test_proxy_mirror_and_own_ca_reach_the_download() -> None:
     assert variables["HTTPS_PROXY"] == "http://proxy.example.com:3128"
     assert variables["HF_ENDPOINT"] == "https://hub.example.com"
     assert variables["SSL_CERT_FILE"] == "/etc/assay/ca/ca.crt"
+
+
+def test_only_what_may_end_otherwise_is_tried_again() -> None:
+    spec = job()["spec"]
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    # assay_kernels.launcher.weights ends with 2 for what can never be.
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2])
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
 def test_what_is_there_already_is_not_fetched() -> None:

@@ -20,9 +20,13 @@ def test_the_leader_alone_has_api_door_and_canary() -> None:
     leader, worker = (group()[k]["spec"] for k in ("leaderTemplate", "workerTemplate"))
     assert [c["name"] for c in leader["containers"]] == ["server", "canary"]
     assert [c["name"] for c in worker["containers"]] == ["server"]
-    assert not {"ports", "readinessProbe", "livenessProbe", "startupProbe"} & set(worker["containers"][0])
-    components = [group()[k]["metadata"]["labels"]["app.kubernetes.io/component"]
-                  for k in ("leaderTemplate", "workerTemplate")]  # fmt: skip
+    assert not {"ports", "readinessProbe", "livenessProbe", "startupProbe"} & set(
+        worker["containers"][0]
+    )
+    components = [
+        group()[k]["metadata"]["labels"]["app.kubernetes.io/component"]
+        for k in ("leaderTemplate", "workerTemplate")
+    ]
     assert components == ["server", "engine"]
 
 
@@ -45,9 +49,16 @@ def test_a_worker_finds_its_first_rank(index: int, rank: int) -> None:
     assert "$(" not in script.replace("$$(", "")  # kubelet would look for a variable of that name
     script = script.replace("$$", "$").replace("exec vllm", "echo vllm")
     done = subprocess.run(
-        ["sh", "-c", script], capture_output=True, text=True, check=True,
-        env={"PATH": "/usr/bin:/bin", "LWS_WORKER_INDEX": str(index), "LWS_LEADER_ADDRESS": "leader.svc"},
-    )  # fmt: skip
+        ["sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "LWS_WORKER_INDEX": str(index),
+            "LWS_LEADER_ADDRESS": "leader.svc",
+        },
+    )
     words = done.stdout.split()
     assert words[:3] == ["vllm", "serve", env(worker)["ASSAY_MODEL"]]
     assert f"--data-parallel-start-rank={rank}" in words
@@ -58,10 +69,17 @@ def test_a_worker_finds_its_first_rank(index: int, rank: int) -> None:
 
 def test_arguments_with_quotes_reach_a_worker_whole() -> None:
     argument = '--speculative-config={"method": "mtp"}'
-    worker = container(group({"server": {"extraArgs": [argument]}})["workerTemplate"]["spec"], "server")
+    worker = container(
+        group({"server": {"extraArgs": [argument]}})["workerTemplate"]["spec"], "server"
+    )
     script = worker["args"][0].replace("$$", "$").replace("exec vllm", "printf '%s\\n' vllm")
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True,
-                          env={"PATH": "/usr/bin:/bin", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "a"})  # fmt: skip
+    done = subprocess.run(
+        ["sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "a"},
+    )
     assert argument in done.stdout.splitlines()
 
 
@@ -71,7 +89,12 @@ def test_pinned_memory_is_the_one_exception_from_restricted() -> None:
         assert found["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
         assert found["resources"]["limits"]["rdma/hca"] == 1
     plain = group({"parallelism": {"rdma": {"ipcLock": False}}})
-    assert "add" not in container(plain["leaderTemplate"]["spec"], "server")["securityContext"]["capabilities"]
+    assert (
+        "add"
+        not in container(plain["leaderTemplate"]["spec"], "server")["securityContext"][
+            "capabilities"
+        ]
+    )
 
 
 def test_nccl_and_nvshmem_use_the_fast_devices() -> None:
@@ -83,7 +106,9 @@ def test_nccl_and_nvshmem_use_the_fast_devices() -> None:
 
 @pytest.mark.parametrize("flag", ["--headless", "--data-parallel-size=4", "--all2all-backend=x"])
 def test_the_group_s_flags_are_the_chart_s(flag: str) -> None:
-    assert f"{re.split('=', flag)[0]} is set by" in refusal({"server": {"extraArgs": [flag]}}, ci="two-nodes")
+    assert f"{re.split('=', flag)[0]} is set by" in refusal(
+        {"server": {"extraArgs": [flag]}}, ci="two-nodes"
+    )
 
 
 def test_a_group_needs_gpus_and_shared_weights() -> None:

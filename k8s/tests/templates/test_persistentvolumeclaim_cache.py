@@ -4,7 +4,10 @@ from chart import of, one, refusal, render
 
 
 def test_compiled_kernels_outlive_a_pod() -> None:
-    assert one(render(), "PersistentVolumeClaim", "-cache")["spec"]["resources"]["requests"]["storage"] == "64Gi"
+    assert (
+        one(render(), "PersistentVolumeClaim", "-cache")["spec"]["resources"]["requests"]["storage"]
+        == "64Gi"
+    )
 
 
 def test_there_is_none_where_another_is_named_or_nothing_lasts() -> None:

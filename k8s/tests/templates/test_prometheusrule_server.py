@@ -11,7 +11,14 @@ def test_rules_look_at_their_own_release_alone() -> None:
 
 
 def test_objectives_reach_the_rules() -> None:
-    values = {"objectives": {"ttftSeconds": 1.0, "ratio": 0.999, "errorRatio": 0.05, "tokensPerSecond": 777}}
+    values = {
+        "objectives": {
+            "ttftSeconds": 1.0,
+            "ratio": 0.999,
+            "errorRatio": 0.05,
+            "tokensPerSecond": 777,
+        }
+    }
     text = str(one(render(values), "PrometheusRule"))
     assert 'le="1.0"' in text
     assert "> 0.0144 " in text
@@ -22,7 +29,9 @@ def test_objectives_reach_the_rules() -> None:
 def test_the_budget_is_the_one_budget() -> None:
     rules = {
         r.get("alert"): r
-        for g in one(render({"startup": {"budgetSeconds": 1234}}), "PrometheusRule")["spec"]["groups"]
+        for g in one(render({"startup": {"budgetSeconds": 1234}}), "PrometheusRule")["spec"][
+            "groups"
+        ]
         for r in g["rules"]
     }
     assert rules["AssayDoorClosed"]["for"] == "1534s"
