@@ -204,7 +204,7 @@ class HopperKernels(KernelSet):
     ) -> None:
         """The grouped product on rows in expert order; without a limit, the one that combines."""
         combine = limit is None
-        config = GemmConfig.for_grouped(operand.k, x.shape[0], operand.experts, combine)
+        config = GemmConfig.for_grouped(operand.k, x.shape[0] * rows.share, operand.experts)
         experts = 64 if operand.experts <= 64 else 256
         if operand.experts > 256:
             raise ValueError(f"at most 256 local experts, got {operand.experts}")
