@@ -30,6 +30,20 @@ test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most
 .PHONY: test-full
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
 	@$(PYTEST) $(ARGS)
+	@$(MAKE) test-gpu-compile MARK=
+
+.PHONY: test-gpu-compile
+test-gpu-compile: MARK = -m "not slow"
+test-gpu-compile: ## compile Hopper kernels without a GPU and read their machine code (own environment, .venv-gpu)
+	@lock=plugin/requirements/gpu-compile.lock; cmp -s $$lock .venv-gpu/lock || { \
+	rm -rf .venv-gpu && "$(PYTHON)" -m venv .venv-gpu && \
+	.venv-gpu/bin/pip install --quiet --require-hashes --no-deps -r $$lock && cp $$lock .venv-gpu/lock; }
+	@PYTHONPATH=plugin/src .venv-gpu/bin/python -m pytest -c plugin/pyproject.toml --rootdir . \
+	plugin/tests/sm90/test_compile.py $(MARK) $(ARGS)
+
+.PHONY: bench-h200
+bench-h200: ## time the Hopper kernels beside their peers on this GPU (needs the CUDA image; GPU_PYTHON=, ARGS=)
+	@PYTHONPATH=plugin/src $(or $(GPU_PYTHON),python3) plugin/benchmarks/h200.py $(ARGS)
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
@@ -77,5 +91,5 @@ lock: ## remake the locks from cpu.in and dev.in (ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## remove what the targets above made, .venv included
-	@rm -rf .venv .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis plugin/src/*.egg-info plugin/build
+	@rm -rf .venv .venv-gpu .assay .mypy_cache .ruff_cache .pytest_cache .hypothesis plugin/src/*.egg-info plugin/build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -170,8 +170,10 @@ class GemmConfig:
             for split in (1, 2, 4):
                 if split > 1 and k // K_BLOCK // split < 8:
                     continue
+                # Stages of 128 decode four steps at a time, where three or more of them fit.
+                deep = 128 if block_k == 128 and tokens < 192 else 64
                 try:
-                    config = cls.make(tokens, warpgroups, 1, 64, split)
+                    config = cls.make(tokens, warpgroups, 1, deep, split)
                 except ValueError:
                     continue
                 tiles = -(-n // config.rows) * -(-m // tokens)
@@ -203,7 +205,7 @@ class GemmConfig:
         """
         block_k = 128 if k % 128 == 0 else 64
         mean = rows / experts
-        if rows <= 8:
+        if rows <= 2:
             return cls.make(8, 2, 1, block_k, min(4, k // block_k), 3, warp_mma=True)
         if mean <= 8:
             return cls.make(8, 2, 1, block_k, 1, 3, warp_mma=True)
