@@ -44,6 +44,7 @@ test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
 	@$(PYTEST) $(ARGS)
 	@$(GATE_PYTEST)
+	@$(MAKE) test-gpu-compile MARK=
 
 .PHONY: test-load
 test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
@@ -69,6 +70,19 @@ image-cuda: ## build the CUDA image (about 4.6 GB to fetch, VARIANT=cu130, BASE_
 .PHONY: lint-containers
 lint-containers: ## hadolint, the compose schema and the shell scripts, as far as these tools are installed
 	@docker/tests/lint.sh
+
+.PHONY: test-gpu-compile
+test-gpu-compile: MARK = -m "not slow"
+test-gpu-compile: ## compile Hopper kernels without a GPU and read their machine code (own environment, .venv-gpu)
+	@lock=plugin/requirements/gpu-compile.lock; cmp -s $$lock .venv-gpu/lock || { \
+	rm -rf .venv-gpu && "$(PYTHON)" -m venv .venv-gpu && \
+	.venv-gpu/bin/pip install --quiet --require-hashes --no-deps -r $$lock && cp $$lock .venv-gpu/lock; }
+	@PYTHONPATH=plugin/src .venv-gpu/bin/python -m pytest -c plugin/pyproject.toml --rootdir . \
+	plugin/tests/sm90/test_compile.py $(MARK) $(ARGS)
+
+.PHONY: bench-h200
+bench-h200: ## time the Hopper kernels beside their peers on this GPU (needs the CUDA image; GPU_PYTHON=, ARGS=)
+	@PYTHONPATH=plugin/src $(or $(GPU_PYTHON),python3) plugin/benchmarks/h200.py $(ARGS)
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
@@ -190,5 +204,5 @@ lock: ## remake the locks from cpu.in and dev.in (ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## remove what the targets above made, .venv included
-	@rm -rf .venv .venv-gate .assay $(K8S) .mypy_cache .ruff_cache .pytest_cache .hypothesis */src/*.egg-info */build
+	@rm -rf .venv .venv-gate .venv-gpu .assay $(K8S) .mypy_cache .ruff_cache .pytest_cache .hypothesis */src/*.egg-info */build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

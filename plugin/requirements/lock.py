@@ -1,8 +1,8 @@
 """Make the locks: every package pinned, every usable wheel hashed.
 
   cpu.lock, dev.lock                the CPU stack, and what developing it needs on top
+  gpu-compile.lock                  what compiling the Hopper kernels needs, without torch
   docker/requirements/cu130.lock    the CUDA stack, for the CUDA image
-
 
     make lock            # needs the Python package index, changes nothing else
 
@@ -163,8 +163,15 @@ def main() -> None:
         cpu_lines = [f"{name}=={version}" for name, version, _ in cpu_pins]
         held.write_text("\n".join([*cpu_lines, *(previous(dev) if kept else [])]) + "\n")
         both = list(pins(resolve([HERE / "cpu.in", HERE / "dev.in"], held)))
+        compiler = HERE / "gpu-compile.lock"
+        if not upgrade and previous(compiler):
+            held.write_text("\n".join(previous(compiler)) + "\n")
+            compiler_pins = list(pins(resolve([HERE / "gpu-compile.in"], held)))
+        else:
+            compiler_pins = list(pins(resolve([HERE / "gpu-compile.in"], None)))
     cpu_names = {name for name, _, _ in cpu_pins}
     write(cpu, cpu_pins, "cpu.in")
+    write(compiler, compiler_pins, "gpu-compile.in")
     write(dev, [entry for entry in both if entry[0] not in cpu_names], "cpu.in and dev.in")
     lock_cuda(upgrade)
 

@@ -82,8 +82,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def compile_kernel(key: KernelKey) -> Any:
-    """Compile for sm_90a on any host. The result has `__cubin__`, `__ptx__` and `export_to_c`."""
+def compile_kernel(key: KernelKey, dump: Path | None = None) -> Any:
+    """Compile for sm_90a on any host. The result has `export_to_c`.
+
+    dump: an existing folder for the compiler's own files; the result then has `__cubin__` too.
+    """
     require_dsl()
     import cutlass.cute as cute
     from cutlass import BFloat16, Float32, Int32
@@ -109,13 +112,15 @@ def compile_kernel(key: KernelKey) -> Any:
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     zero = Int32(0)
     options = f"--enable-tvm-ffi --gpu-arch {ARCH}"
+    if dump is not None:
+        options += f" --keep-cubin --dump-dir {dump}"
     if key.config is None:
         return cute.compile(
             Gather(), matrix(BFloat16), matrix(BFloat16), short(), short(), short(),
             matrix(BFloat16), zero, zero, stream, options=options,
         )  # fmt: skip
     gemm = Gemm(key.config, key.epilogue, key.experts, key.after_router)
-    weights = (flat(Int32, 128), flat(Int32, 128), flat(Float32, 16))
+    weights = (flat(Int32, 16), flat(Int32, 16), flat(Float32, 16))
     out = matrix(Float32 if key.epilogue == "fp32" else BFloat16)
     if not key.experts:
         return cute.compile(

@@ -38,6 +38,7 @@ class GemmConfig:
     split_k: int = 1  # blocks of a cluster, along K
     min_blocks: int = 1  # blocks an SM holds: bounds registers and shared memory
     group: int = 4  # wgmma steps decoded at a time
+    ring: int = 2  # groups decoded or in flight, each with registers of its own
     warp_mma: bool = False  # mma.sync instead of wgmma: cheaper for a few tokens
     late: bool = True  # let the next kernel start once the last load is asked for, not at once
 
@@ -46,9 +47,9 @@ class GemmConfig:
             raise ValueError(f"{self.name}: tokens must be a multiple of 8 up to 256")
         if self.block_k % K_BLOCK or 4 % self.group or not 1 <= self.split_k <= 8:
             raise ValueError(f"{self.name}: bad block_k, group or split_k")
-        if not self.warp_mma and self.k_blocks * self.tiles * 4 // self.group % 2:
-            # A group's registers are free two groups later; the ring of two must close on a stage.
-            raise ValueError(f"{self.name}: a stage must hold an even number of decode groups")
+        if not self.warp_mma and self.k_blocks * self.tiles * 4 // self.group % self.ring:
+            # A group's registers are free `ring` groups later; the ring must close on a stage.
+            raise ValueError(f"{self.name}: a stage must hold whole rings of decode groups")
         if self.stages < 2:
             raise ValueError(f"{self.name}: fewer than two stages")
         if self.reduce_bytes > self.stage_bytes * self.stages:
@@ -117,7 +118,7 @@ class GemmConfig:
     def name(self) -> str:
         return (
             f"t{self.tokens}_w{self.warpgroups}x{self.tiles}_k{self.block_k}x{self.stages}"
-            f"_s{self.split_k}_b{self.min_blocks}_g{self.group}"
+            f"_s{self.split_k}_b{self.min_blocks}_g{self.group}x{self.ring}"
             f"{'_late' if self.late else ''}{'_mma' if self.warp_mma else ''}"
         )
 
@@ -134,14 +135,18 @@ class GemmConfig:
     ) -> GemmConfig:
         """The most stages that fit; two wgmma steps a group where a stage has only four."""
         group = 4 if block_k // K_BLOCK * tiles % 2 == 0 or warp_mma else 2
+        # Where blocks fill their SM the next kernel cannot enter before they end, early or late.
+        late = tokens < 128 or split_k > 1
         for stages in range(MOST_STAGES, 2, -1):
             try:
                 return cls(
-                    tokens, warpgroups, tiles, block_k, stages, split_k, min_blocks, group, warp_mma
+                    tokens, warpgroups, tiles, block_k, stages, split_k, min_blocks, group, 2, warp_mma, late
                 )
             except ValueError:
                 continue
-        return cls(tokens, warpgroups, tiles, block_k, 2, split_k, min_blocks, group, warp_mma)
+        return cls(
+            tokens, warpgroups, tiles, block_k, 2, split_k, min_blocks, group, 2, warp_mma, late
+        )
 
     @classmethod
     def from_analytical_heuristic(cls, n: int, k: int, m: int) -> GemmConfig:
@@ -165,8 +170,10 @@ class GemmConfig:
             for split in (1, 2, 4):
                 if split > 1 and k // K_BLOCK // split < 8:
                     continue
+                # Stages of 128 decode four steps at a time, where three or more of them fit.
+                deep = 128 if block_k == 128 and tokens < 192 else 64
                 try:
-                    config = cls.make(tokens, warpgroups, 1, 64, split)
+                    config = cls.make(tokens, warpgroups, 1, deep, split)
                 except ValueError:
                     continue
                 tiles = -(-n // config.rows) * -(-m // tokens)
@@ -190,25 +197,25 @@ class GemmConfig:
         return cls.from_analytical_heuristic(n, k, m)
 
     @classmethod
-    def for_grouped(cls, k: int, rows: int, experts: int, combine: bool) -> GemmConfig:
-        """A configuration for `rows` routed rows, at most, over `experts` local experts.
+    def for_grouped(cls, k: int, rows: float, experts: int) -> GemmConfig:
+        """A configuration for about `rows` routed rows over `experts` local experts.
 
         How many rows an expert really gets is known on the device alone, so this goes by the mean.
         Half-empty tiles cost tensor time that a small number of rows has to spare.
         """
         block_k = 128 if k % 128 == 0 else 64
         mean = rows / experts
-        if rows <= 8:
+        if rows <= 2:
             return cls.make(8, 2, 1, block_k, min(4, k // block_k), 3, warp_mma=True)
-        if mean <= 4:
+        if mean <= 8:
             return cls.make(8, 2, 1, block_k, 1, 3, warp_mma=True)
-        if mean <= 12:
-            return cls.make(16, 2, 1, block_k, 1, 3, warp_mma=True)
+        if mean <= 14:
+            return cls.make(16, 2, 2, block_k, 1, 2, warp_mma=True)
         if mean <= 28:
             return cls.make(32, 2, 1, block_k, 1, 2)
-        if mean <= 160 or combine:
+        if mean <= 140:
             return cls.make(64, 2, 1, block_k, 1, 2)
-        return cls.make(128, 2, 1, 64) if mean < 320 else cls.make(192, 2, 1, 64)
+        return cls.make(128, 2, 2, 64)
 
 
 def _split(row_tiles: int, steps: int, most: int) -> int:

@@ -359,7 +359,7 @@ class Gemm:
             acc_shape = mma.partition_shape_C((64, c.tokens))
             acc = [cute.make_rmem_tensor(acc_shape, Float32) for _ in range(c.tiles)]
             a_shape = mma.partition_shape_A((64, 16 * c.group))
-            a = [cute.make_rmem_tensor(a_shape, BFloat16) for _ in range(2)]
+            a = [cute.make_rmem_tensor(a_shape, BFloat16) for _ in range(c.ring)]
             a_words = [cute.recast_tensor(t, Int32) for t in a]
             mma.set(warpgroup.Field.ACCUMULATE, True)
 
@@ -399,6 +399,7 @@ class Gemm:
                         with cute.arch.elect_one():
                             cute.arch.mbarrier_arrive(empty + stage)
                     parity = 0
+                    done_groups = 0
                     for sub in cutlass.range_constexpr(0 if c.warp_mma else self.subs):
                         for t in cutlass.range_constexpr(c.tiles):
                             at = t * self.subs + sub
@@ -425,12 +426,13 @@ class Gemm:
                                         acc[t],
                                     )
                                 warpgroup.commit_group()
-                                warpgroup.wait_group(1)
-                                if cutlass.const_expr(sub == 0 and t == 0 and part == 0):
+                                warpgroup.wait_group(c.ring - 1)
+                                if cutlass.const_expr(done_groups == c.ring - 2):
                                     if i > 0:
                                         with cute.arch.elect_one():
                                             cute.arch.mbarrier_arrive(empty + before)
-                                parity ^= 1
+                                done_groups += 1
+                                parity = done_groups % c.ring
                     before = stage
                     stage += 1
                     if stage == c.stages:

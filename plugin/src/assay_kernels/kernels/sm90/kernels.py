@@ -89,8 +89,8 @@ class HopperKernels(KernelSet):
                 f"{ROW_BLOCK}, inputs a multiple of {K_BLOCK}"
             )
         for name, tensor in (("codes", weight.codes), ("block_scale", weight.block_scale)):
-            if not tensor.is_contiguous() or tensor.data_ptr() % 128:
-                raise ValueError(f"{name} must be contiguous and start on 128 bytes")
+            if not tensor.is_contiguous() or tensor.data_ptr() % 16:
+                raise ValueError(f"{name} must be contiguous and start on 16 bytes")
         experts = lead[0] if lead else 0
         codes = weight.codes.view(experts or 1, n, k // 2)
         scales = weight.block_scale.view(torch.uint8).view(experts or 1, n, k // 16)
@@ -204,7 +204,7 @@ class HopperKernels(KernelSet):
     ) -> None:
         """The grouped product on rows in expert order; without a limit, the one that combines."""
         combine = limit is None
-        config = GemmConfig.for_grouped(operand.k, x.shape[0], operand.experts, combine)
+        config = GemmConfig.for_grouped(operand.k, x.shape[0] * rows.share, operand.experts)
         experts = 64 if operand.experts <= 64 else 256
         if operand.experts > 256:
             raise ValueError(f"at most 256 local experts, got {operand.experts}")

@@ -23,6 +23,7 @@ class SortedRows:
     weights: Tensor  # fp32 [R]: router weight
     ends: Tensor  # int32 [E]: cumulative row counts by local expert
     fan: Tensor  # int32 [M]: rows of each token
+    share: float = 1.0  # of all experts that live here: what part of the rows to expect
 
     @classmethod
     def from_router(
@@ -44,6 +45,7 @@ class SortedRows:
             weights=topk_weights.flatten()[order].float(),
             ends=torch.searchsorted(keys, experts, right=True).int(),
             fan=here.sum(dim=1).int(),
+            share=1.0 if expert_map is None else num_local_experts / expert_map.shape[0],
         )
 
     @classmethod

@@ -1,0 +1,94 @@
+"""Kernels compiled for sm_90a without a GPU, and what their machine code must and must not hold.
+
+Runs where the CUTLASS DSL is installed (`make test-gpu-compile` makes such an environment).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="the CUTLASS DSL (optional extra) is not installed")
+
+from assay_kernels.kernels.sm90.compiler import KernelKey, compile_kernel
+from assay_kernels.kernels.sm90.config import GemmConfig
+
+FEW = [
+    KernelKey(GemmConfig.for_dense(6144, 7168, 1)),
+    KernelKey(GemmConfig.for_dense(6144, 7168, 64)),
+    KernelKey(GemmConfig.for_dense(7168, 3072, 4096)),
+    KernelKey(GemmConfig.from_analytical_heuristic(768, 7168, 32), "swiglu"),
+    KernelKey(GemmConfig.from_analytical_heuristic(2048, 7168, 16), "fp32"),
+    KernelKey(GemmConfig.for_grouped(7168, 3000, 48), "swiglu", 64),
+    KernelKey(GemmConfig.for_grouped(3072, 3000, 48), "combine", 64, True),
+    KernelKey(None),
+]
+ALL = sorted(
+    {
+        *(
+            KernelKey(GemmConfig.for_dense(n, k, m))
+            for n, k in [(6144, 7168), (7168, 3072), (8192, 1536), (2048, 7168), (7168, 2048)]
+            for m in (1, 16, 32, 64, 128, 256, 1024, 4096)
+        ),
+        *(
+            KernelKey(GemmConfig.for_grouped(k, rows, experts), epilogue, 256, epilogue == "combine")
+            for k in (2048, 7168)
+            for rows in (1, 300, 600, 3000, 9000, 90000)
+            for experts in (48, 256)
+            for epilogue in ("swiglu", "combine")
+        ),
+    },
+    key=lambda key: key.name,
+)
+
+
+def tool(name: str) -> Path:
+    """A program of the nvidia-cuda-nvdisasm / -cuobjdump wheels."""
+    root = pytest.importorskip("nvidia.cu13", reason=f"the {name} wheel is not installed")
+    path = Path(root.__path__[0]) / "bin" / name
+    if not path.exists():
+        pytest.skip(f"the {name} wheel is not installed")
+    return path
+
+
+def inspect(key: KernelKey, folder: Path) -> None:
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compile_kernel(key, dump=folder).__cubin__)
+    sass = subprocess.run(
+        [tool("nvdisasm"), "-c", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    usage = subprocess.run(
+        [tool("cuobjdump"), "--dump-resource-usage", cubin],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert re.search(r"STACK:0\b", usage), usage
+    assert not re.search(r"\b(LDL|STL)\b", sass), "local memory is used"
+    if key.config is None:
+        return
+    assert "UBLKCP" in sass, "no bulk copy of packed weights"
+    assert "UTMALDG" in sass, "no TMA load of tokens"
+    if key.config.warp_mma:
+        assert re.search(r"HMMA\.16816\.F32\.BF16", sass), "no mma.sync"
+        return
+    products = re.findall(r"HGMMA\.64x(\d+)x16\.F32\.BF16 R\d+, (\S+),", sass)
+    assert products, "no wgmma"
+    for tokens, operand in products:
+        assert int(tokens) == key.config.tokens
+        assert re.fullmatch(r"R\d+", operand), f"A comes from {operand}, not from registers"
+    # Serialised wgmma waits for every product; one full wait ends a tile.
+    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", sass)
+    assert len(waits) <= 1, "the compiler serialised wgmma"
+
+
+@pytest.mark.parametrize("key", FEW, ids=lambda key: key.name)
+def test_machine_code_of_a_few_configurations(key: KernelKey, tmp_path: Path) -> None:
+    inspect(key, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ALL, ids=lambda key: key.name)
+def test_machine_code_of_all_configurations(key: KernelKey, tmp_path: Path) -> None:
+    inspect(key, tmp_path)
