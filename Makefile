@@ -21,6 +21,8 @@ ARGS ?=
 BIN := .venv/bin
 # The light packages (battery, load tests, gate) alone, without torch or vLLM: what the gate image has.
 GATE_BIN := .venv-gate/bin
+# ARGS of `make test` may name tests that are not here.
+LOAD_ARGS ?=
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
 CODE := plugin smoke_tests models loadtest
@@ -45,7 +47,7 @@ test-full: lint ## the same and the slow tests: broken checkpoints served, every
 
 .PHONY: test-load
 test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
-	@$(GATE_PYTEST) -m "not slow" $(ARGS)
+	@$(GATE_PYTEST) -m "not slow" -n 2 --dist loadfile $(LOAD_ARGS)
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
