@@ -47,7 +47,7 @@ test-full: lint ## the same and the slow tests: broken checkpoints served, every
 
 .PHONY: test-load
 test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
-	@$(GATE_PYTEST) -m "not slow" -n 2 --dist loadfile $(LOAD_ARGS)
+	@$(GATE_PYTEST) -m "not slow" $(LOAD_ARGS)
 
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
