@@ -323,7 +323,7 @@ def test_shipped_policies_are_valid_and_say_where_limits_come_from(name: str) ->
     [
         ("repetitions: 3", "repetitions: 4", "must be odd"),
         ("repetitions: 3", "repetitions: 1", "at least 3"),
-        ("margin: 0.3", "margin: 0.3, limit: 2.0", "exactly one of"),
+        ("margin: 1.0", "margin: 1.0, limit: 2.0", "exactly one of"),
         ("metric: tpot.p50", "metric: tpot.p51", "metric: unknown"),
         (', source: "a test\'s"', "", "source"),
         ("name: test", "name: test\ncolour: red", "colour: unknown key"),
