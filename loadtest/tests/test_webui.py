@@ -66,7 +66,7 @@ def open_tab(browser: Any, title: str) -> bool:
     return bool(browser.execute_script(script, title))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_browser_shows_ttft_itl_tokens_and_the_servers_series(
     browser: Any, locust: Any, paced: str, workload: Callable[..., str], tmp_path: Path,
     processes: int,

@@ -194,7 +194,7 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--upstream", required=True, help="the server behind, http://host:port")
     parser.add_argument("--load-upstream", default="", help="another one for load tests' requests")
     parser.add_argument("--slow", type=float, default=1.0, help="factor on every wait")
-    parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream half-way")
+    parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream short")
     parser.add_argument("--restart-after", type=int, default=0, help="restart after n completions")
     beside = "garble text of streams that run beside more than n others"
     parser.add_argument("--corrupt-above", type=int, default=-1, help=beside)
