@@ -24,7 +24,8 @@ BIN := .venv/bin
 # The light packages (battery, load tests, gate) alone, without torch or vLLM: what the gate image has.
 GATE_BIN := .venv-gate/bin
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
-PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
+CONTAINER_FILES := docker/tests/test_0_files.py
+PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests $(CONTAINER_FILES)
 CODE := plugin smoke_tests models loadtest docker
 
 .PHONY: help
