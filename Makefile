@@ -45,6 +45,7 @@ test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
 	@$(PYTEST) $(ARGS)
 	@$(GATE_PYTEST)
+	@PYTHON=$(BIN)/python docker/tests/run.sh -m slow
 
 .PHONY: test-load
 test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
@@ -53,10 +54,6 @@ test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, 
 .PHONY: test-containers
 test-containers: env ## build the laptop stack's images from this commit, test real containers (root, or a daemon)
 	@PYTHON=$(BIN)/python docker/tests/run.sh -m "not slow" $(ARGS)
-
-.PHONY: test-containers-full
-test-containers-full: env ## the same and the slow faults: memory, a full disk, a rollback
-	@PYTHON=$(BIN)/python docker/tests/run.sh $(ARGS)
 
 .PHONY: images
 images: env ## build the CPU and gate images; sizes and build times, cold and warm
