@@ -382,13 +382,13 @@ def test_a_second_server_in_the_same_folder_does_not_disturb_the_first(launch: L
 def test_the_profile_s_variables_reach_vllm_unless_the_caller_says_otherwise(
     launch: Launches,
 ) -> None:
-    launch.profile.with_suffix(".env").write_text("# why\nFAKE_ANSWER=Of the profile\nA=\n")
+    launch.profile.with_suffix(".env").write_text("# why\nFAKE_ANSWER=Paris of the profile\nA=\n")
     run = launch()
     run.wait_for("Ctrl-C stops it.")
-    assert "A: Of the profile" in run.text
-    run = launch("--state-dir", "other", FAKE_ANSWER="Of the caller")
+    assert "A: Paris of the profile" in run.text
+    run = launch("--state-dir", "other", FAKE_ANSWER="Paris of the caller")
     run.wait_for("Ctrl-C stops it.")
-    assert "A: Of the caller" in run.text
+    assert "A: Paris of the caller" in run.text
 
 
 @pytest.mark.parametrize("title", ["APIServer", "EngineCore", "Worker_TP0", "Worker_TP1"])
