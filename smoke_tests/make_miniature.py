@@ -18,7 +18,7 @@ from miniature import battery, chat, generate, stories
 
 SUITES = Path(__file__).parent / "src" / "assay_smoke" / "suites"
 LONGEST_CHARACTERS = 1200
-WRONG: frozenset[str] = frozenset()
+WRONG = frozenset({"fact-067"})
 TYPES = {str: "string", int: "integer", bool: "boolean", float: "number"}
 
 

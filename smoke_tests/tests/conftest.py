@@ -71,7 +71,7 @@ def smoke() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "assay_smoke", *map(str, arguments)]
-        values = {"capture_output": True, "text": True, "timeout": 120} | more
+        values = {"capture_output": True, "text": True, "timeout": 300} | more
         return subprocess.run(command, **values)
 
     return run

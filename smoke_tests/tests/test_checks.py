@@ -201,3 +201,50 @@ def test_tool_calls_are_compared_as_values() -> None:
 @given(st.text())
 def test_any_text_has_a_last_number_or_none(text: str) -> None:
     last_number(text)
+
+
+class Told(Lab):
+    """Answers every chat with the same answer."""
+
+    said: Answer
+
+    async def chat(self, messages: Any, **more: Any) -> Answer:
+        return self.said
+
+
+def long_outcome(said: Answer, miniature: Suite) -> Outcome:
+    lab = Told(Client("http://127.0.0.1:9"), miniature, miniature.tier("default"), 1)
+    lab.said = said
+    check = REGISTRY["long-generation"]
+    return asyncio.run(check(check.Params(answers=1, tokens=512, window=128)).run(lab))
+
+
+def story(*odd: tuple[int, str]) -> list[Token]:
+    texts = [f" word{i}" for i in range(512)]
+    for index, text in odd:
+        texts[index] = text
+    return [Token(text, -0.1) for text in texts]
+
+
+def test_corruption_is_located_by_its_window(miniature: Suite) -> None:
+    good = answer("".join(t.text for t in story()), tokens=story(), completion_tokens=512)
+    assert long_outcome(good, miniature).verdict == "pass"
+    late = story(*[(i, " ж") for i in range(300, 380)])
+    bad = answer("".join(t.text for t in late), tokens=late)
+    outcome = long_outcome(bad, miniature)
+    assert outcome.verdict == "fail"
+    assert "tokens 256-383" in outcome.reason
+
+
+def test_half_a_character_in_a_token_is_no_corruption(miniature: Suite) -> None:
+    """Tokenizers cut characters; the text that a client sees has them whole."""
+    halves = story(*[(i, "\ufffd") for i in range(100, 110)])
+    whole = "".join(t.text for t in story()) + " 😀"
+    assert long_outcome(answer(whole, tokens=halves), miniature).verdict == "pass"
+    broken = answer("".join(t.text for t in halves), tokens=halves)
+    assert long_outcome(broken, miniature).verdict == "fail"
+
+
+def test_tokens_that_nobody_saw_are_not_looked_at(miniature: Suite) -> None:
+    claimed = answer("A story.", tokens=[], completion_tokens=512)
+    assert long_outcome(claimed, miniature).verdict == "unsure"

@@ -217,3 +217,12 @@ def test_an_interrupted_run_ends_at_once_without_a_verdict(broken: Any) -> None:
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 130
     assert errors.strip() == "assay-smoke: interrupted"
+
+
+def test_no_connection_is_used_twice(raw: Any, smoke: Smoke) -> None:
+    """A server closes an idle connection when it likes; a request that meets that is no outage."""
+    server = raw(http(MODELS))
+    smoke("run", "--url", server.url, "--tier", "probe")
+    heads = server.requests.lower().split(b"\r\n\r\n")
+    assert server.requests.count(b"GET /v1/models") == 1
+    assert len(heads) > 3, "every request reached a server that takes one a connection"

@@ -22,23 +22,14 @@ OUTAGES = [name for name, mode in MODES.items() if not mode.meant and name != de
 QUICK_OUTAGES = ["broken-connection", "errors"]
 FAULTS = [name for name, mode in MODES.items() if mode.meant]
 
-# A check that only looks at what others asked is given somebody to ask, and no more than it needs.
-ASKING = {"known-answers", "stream-equals-whole"}
-LONG = {"rescoring", "repetition", "script-mix", "greedy-choice", "acceptance-length"}
-
-
-def checks_for(mode: str) -> tuple[str, ...]:
-    meant = set(MODES[mode].meant)
-    return tuple(meant | ASKING | ({"long-generation"} if meant & LONG else set()))
-
 
 @pytest.fixture(scope="module")
 def draws(recorded: Path) -> Iterator[dict[str, Future[detection.Draw]]]:
     """A draw of every mode, on both cores."""
     rng = random.SystemRandom()
 
-    def arguments(mode: str) -> tuple[str, int, str, Path, tuple[str, ...]]:
-        return mode, rng.randrange(2**32), "miniature", recorded, checks_for(mode)
+    def arguments(mode: str) -> tuple[str, int, str, Path]:
+        return mode, rng.randrange(2**32), "miniature", recorded
 
     with ProcessPoolExecutor(2) as pool:
         yield {

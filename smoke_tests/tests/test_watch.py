@@ -59,7 +59,7 @@ class Watching:
     def open(self) -> bool:
         return (self.run_dir / "open").exists()
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 40) -> None:
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.log.read_text()

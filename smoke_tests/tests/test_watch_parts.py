@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay_smoke import suite
+from assay_smoke.battery import Plan, Report, Result
+from assay_smoke.checks import Outcome
 from assay_smoke.client import Metrics
-from assay_smoke.watch.canary import Budget
+from assay_smoke.watch.canary import Budget, Canary, Settings
 from assay_smoke.watch.heartbeat import Heartbeat
 from assay_smoke.watch.policy import Hysteresis, Policy
 
@@ -99,3 +102,22 @@ def test_probes_keep_to_their_tokens() -> None:
 def test_a_policy_of_no_probes_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Policy(**{field: 0})
+
+
+def test_a_server_that_keeps_failing_is_asked_less_and_less_often() -> None:
+    canary = Canary(Settings(Plan(suite.load("miniature"), "probe", "http://127.0.0.1:9")))
+
+    def pauses(verdict: str, count: int) -> list[float]:
+        report = Report("s", "ready", "u", 1)
+        outcome = Outcome(verdict, "")  # type: ignore[arg-type]
+        report.results = [Result("c", outcome, 0.0)]
+        found = []
+        for _ in range(count):
+            canary.hysteresis.note(report.verdict)
+            found.append(canary.pause(report))
+        return found
+
+    assert pauses("pass", 2) == [60, 60]
+    assert pauses("fail", 8) == [10, 10, 10, 20, 40, 60, 60, 60]
+    assert pauses("error", 2) == [10, 10], "nobody answers: looking costs nothing"
+    assert pauses("pass", 2) == [10, 60]

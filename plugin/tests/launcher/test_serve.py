@@ -231,6 +231,16 @@ def test_the_profile_names_the_suite(launch: Launches) -> None:
     assert "no suite 'other-suite'" in run.text
 
 
+def test_another_reference_is_named_and_looked_for_at_once(launch: Launches) -> None:
+    run = launch(ASSAY_READY_REFERENCE="gone.json")
+    assert run.ends() == 2
+    assert "ASSAY_READY_REFERENCE gone.json: no such file" in run.text
+    (launch.folder / "mine.json").write_text("{}")
+    run = launch(ASSAY_READY_REFERENCE="mine.json")
+    assert run.ends() == 1
+    assert "could not find the server sound: assay-smoke: mine.json" in run.text
+
+
 def test_without_the_requirement_incoherence_is_a_warning(launch: Launches) -> None:
     run = launch(FAKE_ANSWER="!!!!", ASSAY_REQUIRE="0")
     run.wait_for("Ctrl-C stops it.")

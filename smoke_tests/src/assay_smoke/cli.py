@@ -381,8 +381,8 @@ def _detection(args: argparse.Namespace) -> int:
                     f"    seed {draw.seed}, {draw.params}: {draw.verdict} {draw.failed}", flush=True
                 )
         rows.append(row)
-    if args.out is not None:
-        report.files.write(args.out, detection.to_json(rows))
+        if args.out is not None:
+            report.files.write(args.out, detection.to_json(rows))
     if args.docs is not None:
         detection.into_document(args.docs, rows)
     return 0 if all(row.caught == len(row.draws) for row in rows) else 1

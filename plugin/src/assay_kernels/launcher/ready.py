@@ -25,9 +25,16 @@ def suite(variables: Mapping[str, str]) -> str:
     return variables.get("ASSAY_READY_SUITE", "").strip() or DEFAULT_SUITE
 
 
-def obstacle(suite: str) -> str | None:
-    """Why a suite cannot be asked from here."""
-    if suite != CANARY and importlib.util.find_spec(PROGRAM) is None:
+def reference(variables: Mapping[str, str]) -> str:
+    """File of log-probabilities to compare with, from ASSAY_READY_REFERENCE; empty: the suite's."""
+    return variables.get("ASSAY_READY_REFERENCE", "").strip()
+
+
+def obstacle(variables: Mapping[str, str]) -> str | None:
+    """Why the suite cannot be asked from here."""
+    if (file := reference(variables)) and not Path(file).is_file():
+        return f"ASSAY_READY_REFERENCE {file}: no such file"
+    if suite(variables) != CANARY and importlib.util.find_spec(PROGRAM) is None:
         return (
             "assay-smoke is not installed, so nobody can find the server sound: install"
             f" smoke_tests/, or set ASSAY_READY_SUITE={CANARY} where a canary beside the server"
@@ -62,14 +69,18 @@ class Report:
 class Asking:
     """`with Asking(...) as asking:` runs the program; leaving the block ends it."""
 
-    def __init__(self, suite: str, url: str, key_file: Path, folder: Path) -> None:
-        self.suite = suite
+    def __init__(
+        self, variables: Mapping[str, str], url: str, key_file: Path, folder: Path
+    ) -> None:
+        self.suite = suite(variables)
         self.path = folder / "ready.json"
         self.errors = folder / "ready.err"
         self.command = [
-            sys.executable, "-m", PROGRAM, "run", "--quiet", "--url", url, "--suite", suite,
+            sys.executable, "-m", PROGRAM, "run", "--quiet", "--url", url, "--suite", self.suite,
             "--tier", "ready", "--json", str(self.path), "--bypass-key-file", str(key_file),
         ]  # fmt: skip
+        if file := reference(variables):
+            self.command += ["--reference", file]
 
     def __enter__(self) -> "Asking":
         with self.errors.open("wb") as errors:

@@ -123,7 +123,7 @@ def check(settings: Settings) -> None:
         raise LaunchError(
             f"VLLM_PLUGINS={allowed} does not name assay, so vLLM would not load it", 2
         )
-    if (obstacle := ready.obstacle(ready.suite(variables(settings)))) is not None:
+    if (obstacle := ready.obstacle(variables(settings))) is not None:
         raise LaunchError(obstacle, 2)
     if keys := keys_file(settings):
         try:
@@ -493,11 +493,12 @@ class Server:
             print(f"warning: {problem}", flush=True)
         return proofs
 
-    def assay(self, suite: str) -> ready.Report:
-        """Ask the ready tier of a suite through the door's side entrance; raises LaunchError, or
-        warns, when the server is not found sound."""
+    def assay(self) -> ready.Report:
+        """Ask the ready tier of the profile's suite through the door's side entrance; raises
+        LaunchError, or warns, when the server is not found sound."""
+        settings = self.settings
         with ready.Asking(
-            suite, self.client.url, self.settings.key_file, self.settings.run_dir
+            variables(settings), self.client.url, settings.key_file, settings.run_dir
         ) as asking:
             while not asking.ended(0.2):
                 self.check_alive()
@@ -673,7 +674,7 @@ def run(server: Server, signals: StopSignals) -> NoReturn:
             server.wait_for_canary()
         else:
             progress.show(f"asking the suite {suite}")
-            report = server.assay(suite)
+            report = server.assay()
             server.open_door()
         progress.clear()
         announce_ready(server, proofs, progress, report)

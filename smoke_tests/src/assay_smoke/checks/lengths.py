@@ -72,6 +72,8 @@ class BoundaryLengths(Check):
         if rate is not None:
             detects += f", any residue where {percent(rate)} are"
         figures = {"events": float(total), "samples": float(asked)}
+        if not asked:
+            return Outcome("unsure", "not enough samples: the model's context has no room", "")
         if verdicts["fail"]:
             reason = "; ".join(verdicts["fail"][:4])
             return Outcome("fail", reason, detects, figures, tuple(examples[:5]))

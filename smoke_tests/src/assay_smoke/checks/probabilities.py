@@ -14,6 +14,7 @@ from assay_smoke.lab import Lab
 from assay_smoke.reference import Position, Reference
 from assay_smoke.stats import wilson
 from assay_smoke.suite import Count, Positive, Share, Strict
+from assay_smoke.text import excerpt
 
 
 class NanLogprobs(Check):
@@ -74,8 +75,8 @@ class GreedyChoice(Check):
                 tokens += 1
                 if token.behind > lab.suite.margin:
                     found.append(
-                        f"{answer.label}: token {index} {token.text!r} is {token.behind:.2f} nats"
-                        f" behind {token.top[0][0]!r}"
+                        f"{answer.label}: token {index} {excerpt(token.text, 24)!r} is"
+                        f" {token.behind:.2f} nats behind {excerpt(token.top[0][0], 24)!r}"
                     )
         return Outcome.of_rate(
             self.params.rule, len(found), tokens, "are not the likeliest", "tokens", found
@@ -347,7 +348,8 @@ class ReferenceKl(Check):
             "positions": float(n),
         }  # fmt: skip
         reason = (
-            f"mean KL {mean:.2g}, p99 {p99:.2g} nats; top-1 kept at {kept} of {clear} positions"
+            f"mean KL {mean:.2g}, p99 {p99:.2g}, worst window {worst.mean:.2g} nats; top-1 kept at"
+            f" {kept} of {clear} positions"
         )
         _, high = wilson(kept, clear)
         bad = []

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay_smoke.text import special_tokens
+from assay_smoke.text import excerpt, special_tokens
 
 NOT_A_NUMBER = -9999.0
 """What vLLM sends where a log-probability is -inf, which JSON cannot hold
@@ -189,7 +189,7 @@ def read_finish(answer: Answer, choice: Mapping[str, Json]) -> None:
     if not isinstance(reason, str):
         answer.problem(f"finish_reason is {_shown(reason)}")
         return
-    answer.finish_reason = reason
+    answer.finish_reason = excerpt(reason, 40)
 
 
 def read_chat_logprobs(answer: Answer, value: Json) -> None:

@@ -20,7 +20,7 @@ from assay_smoke.client.sse import SseParser
 from assay_smoke.errors import CouldNotRunError, RefusedError, UnavailableError
 from assay_smoke.text import excerpt
 
-MAX_BODY = 256 * 2**20
+MAX_BODY = 64 * 2**20
 """Bytes of one answer that are read before it is given up."""
 MAX_CONNECTIONS = 256
 
@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 class Timeouts:
     """Seconds."""
 
-    connect: float = 10.0
+    connect: float = 30.0
     idle: float = 60.0
     """Within a stream: without a byte from the server."""
     request: float = 300.0
@@ -90,7 +90,9 @@ class Client:
         self.secrets = secrets or Secrets()
         self.timeouts = timeouts or Timeouts()
         self.thinking = thinking or Thinking()
-        limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
+        # A connection for each request: one that is kept may be closed by the server in the very
+        # moment in which it is used again, and that would look like an outage.
+        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
             # A compressed stream would be held back until a block of it is full.
             headers=self.secrets.headers() | {"Accept-Encoding": "identity"},
@@ -185,7 +187,8 @@ class Client:
                 f"{self.url}/v1/models lists no model: not an OpenAI-compatible server?"
             ) from error
         if name not in known:
-            raise CouldNotRunError(f"{self.url} serves {', '.join(known)}, not {name}")
+            served = excerpt(", ".join(known), 200)
+            raise CouldNotRunError(f"{self.url} serves {served}, not {name}")
         self.model = name
         length = known[name].get("max_model_len")
         self.max_model_len = length if isinstance(length, int) and length > 0 else None

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from assay_smoke.battery import Report
 from assay_smoke.checks import Outcome
+from assay_smoke.text import excerpt
 
 WIDTH = 100
 _MARKS = {"pass": "pass", "fail": "FAIL", "unsure": "unsure", "error": "error", "skip": "skip"}
@@ -59,7 +60,7 @@ def table(report: Report) -> str:
     """Every check in a line; examples below the ones that did not pass."""
     lines = [
         f"{report.suite}, tier {report.tier}: {report.url}"
-        + (f", model {report.model}" if report.model else "")
+        + (f", model {excerpt(report.model, 60)}" if report.model else "")
     ]
     lines.append(f"{'check':<20} {'verdict':<7} {'seconds':>7}  what was seen")
     left = [r for r in report.results if report.error and r.outcome.reason == report.error]

@@ -176,8 +176,17 @@ class Canary:
         if before != self.started and before is not None:
             return self._jittered(self.settings.retry)  # half of it was about another process
         self._decide(report)
-        calm = report.verdict == "pass" and self.hysteresis.ready
-        return self._jittered(self.settings.interval if calm else self.settings.retry)
+        return self._jittered(self.pause(report))
+
+    def pause(self, report: Report) -> float:
+        """Seconds to the next probe: soon after one that did not pass, and then less and less often
+        while it keeps failing, since every proof costs a whole tier."""
+        interval, retry = self.settings.interval, self.settings.retry
+        if report.verdict == "pass":
+            return interval if self.hysteresis.ready else retry
+        if report.verdict == "error":
+            return min(interval, retry)
+        return min(interval, retry * float(2 ** min(10, max(0, self.hysteresis.fails - 3))))
 
     async def _ask(self, tier: str) -> Report:
         report = await Battery(replace(self.settings.plan, tier=tier)).run()

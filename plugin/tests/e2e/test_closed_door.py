@@ -3,6 +3,7 @@ the reason."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import urllib.error
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ..e2e.server import CHECKPOINT, Server
-from .faulty import FAULTS, make_faulty
+from .server import CHECKPOINT, Server
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from faults.faulty import FAULTS, make_faulty
 
 FAST = ("gate for up",)
 """The one whose answers are all still right: only the distribution is off."""
