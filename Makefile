@@ -23,6 +23,8 @@ VARIANT ?= cu130
 BIN := .venv/bin
 # The light packages (battery, load tests, gate) alone, without torch or vLLM: what the gate image has.
 GATE_BIN := .venv-gate/bin
+# ARGS of `make test` may name tests that are not here.
+LOAD_ARGS ?=
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
 CONTAINER_FILES := docker/tests/test_0_files.py
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests $(CONTAINER_FILES)
@@ -49,7 +51,7 @@ test-full: lint ## the same and the slow tests: broken checkpoints served, every
 
 .PHONY: test-load
 test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, at most 3 minutes
-	@$(GATE_PYTEST) -m "not slow" $(ARGS)
+	@$(GATE_PYTEST) -m "not slow" $(LOAD_ARGS)
 
 .PHONY: test-containers
 test-containers: env ## build the laptop stack's images from this commit, test real containers (root, or a daemon)

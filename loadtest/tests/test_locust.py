@@ -104,7 +104,7 @@ def test_a_killed_worker_costs_only_what_it_had_not_reported(
 ) -> None:
     running = locust(
         *QUIET, "--processes", "2", "--host", paced,
-        "--workload", workload("{kind: poisson, rate: 40.0, pool: 16}", "{seconds: 12.0}"),
+        "--workload", workload("{kind: poisson, rate: 40.0, pool: 16}", "{seconds: 8.0}"),
         "--out", str(tmp_path / "out"), "--raw", str(tmp_path / "raw.jsonl"),
     )  # fmt: skip
     wait_for_lines(tmp_path, 60)
@@ -114,7 +114,7 @@ def test_a_killed_worker_costs_only_what_it_had_not_reported(
     found = result(tmp_path)
     assert not found.complete
     assert any("was lost" in reason for reason in found.incomplete_because)
-    # The other worker's half of 12 s at 40/s, and something of the lost one's.
+    # The other worker's half of 8 s at 40/s, and something of the lost one's.
     assert found.figures.requests > 60
 
 

@@ -156,3 +156,24 @@ def test_a_file_that_is_no_result_is_one_error(tmp_path: Path, content: str) -> 
     path.write_text(content)
     with pytest.raises(InputError, match=re.escape(str(path))):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "flag"),
+    [
+        (cli.main, ["run", "chat", "--url", "http://127.0.0.1:9", "--out", "/proc/x"], "--out"),
+        (cli.main, ["run", "chat", "--url", "http://x:9", "--out", "{}", "--raw", "/proc/x"],
+         "--raw"),
+        (gate_cli.main, ["run", "--policy", "miniature", "--url", "http://127.0.0.1:9",
+                         "--out", "/proc/x"], "--out"),
+        (gate_cli.main, ["baseline", "--policy", "miniature", "--url", "http://127.0.0.1:9",
+                         "--out", "{}", "--write", "/proc/x/y"], "--write"),
+    ],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], main: Any, arguments: list[str], flag: str
+) -> None:
+    assert main([argument.format(tmp_path) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"{flag} /proc" in error
+    assert "\n" not in error.strip()

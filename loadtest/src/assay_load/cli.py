@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from assay_load import __version__
+from assay_load import __version__, outputs
 from assay_load.errors import InputError, TargetError
 
 
@@ -78,6 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def do_run(options: argparse.Namespace) -> int:
+    outputs.folder(options.out, "--out")
+    if options.raw is not None:
+        outputs.file(Path(options.raw), "--raw")
     if options.processes > 1:
         return run_distributed(options)
     from assay_load.drive.run import run
@@ -131,6 +134,8 @@ def run_distributed(options: argparse.Namespace) -> int:
 def do_compare(options: argparse.Namespace) -> int:
     from assay_load.report.compare import compare
 
+    if options.json is not None:
+        outputs.file(options.json, "--json")
     return compare(options.a, options.b, options.margin, options.json)
 
 
@@ -189,7 +194,7 @@ def add_faulty(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--upstream", required=True, help="the server behind, http://host:port")
     parser.add_argument("--load-upstream", default="", help="another one for load tests' requests")
     parser.add_argument("--slow", type=float, default=1.0, help="factor on every wait")
-    parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream half-way")
+    parser.add_argument("--drop-every", type=int, default=0, help="cut every n-th stream short")
     parser.add_argument("--restart-after", type=int, default=0, help="restart after n completions")
     beside = "garble text of streams that run beside more than n others"
     parser.add_argument("--corrupt-above", type=int, default=-1, help=beside)

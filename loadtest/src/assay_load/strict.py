@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from assay_load.errors import InputError
 
+SHOWN = 6
+"""Problems of a file that one error names."""
+
 
 class Strict(BaseModel):
     """Frozen; refuses unknown keys and silent conversions."""
@@ -52,7 +55,9 @@ def parse(data: Any, model: type[T], where: str) -> T:
         problems = [
             f"{'.'.join(map(str, e['loc'])) or 'the file'}: {rule(e)}" for e in error.errors()
         ]
-        raise InputError(f"{where}: " + "; ".join(problems)) from error
+        more = len(problems) - SHOWN
+        text = "; ".join(problems[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        raise InputError(f"{where}: {text}") from error
 
 
 def rule(error: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from locust import events
 from locust.runners import WorkerRunner
 
+from assay_load import outputs
 from assay_load.drive import webui
 from assay_load.drive.loadtest import LoadTest
 from assay_load.drive.settings import Settings
@@ -69,14 +70,14 @@ def attach(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
     worker = isinstance(runner, WorkerRunner)
     if not worker:
         fill_in_defaults(options, environment.host)
-    outcome = Outcome(environment, options)
+    writer = ResultWriter(environment, options)
     test = LoadTest(
         environment,
         lambda: settings_of(options, environment.host),
-        outcome.take,
+        writer.take,
         quits=bool(options.headless),
     )
-    outcome.test = test
+    writer.test = test
     if web_ui is not None:
         webui.extend(web_ui, test)
 
@@ -88,6 +89,10 @@ def fill_in_defaults(options: Any, host: str | None) -> None:
         workload = settings_of(options, host or "http://chosen.later").workload
         if options.headless:
             settings_of(options, host)
+        if options.out:
+            outputs.folder(Path(options.out), "--out")
+        if options.raw:
+            outputs.file(Path(options.raw), "--raw")
     except InputError as error:
         print(f"locust: {error}", file=sys.stderr)
         sys.exit(2)
@@ -100,7 +105,7 @@ def fill_in_defaults(options: Any, host: str | None) -> None:
         options.assay_seconds, options.run_time = options.run_time, None
 
 
-class Outcome:
+class ResultWriter:
     """Writes each result, and turns it into the exit code."""
 
     def __init__(self, environment: Any, options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import Any
 
 from locust.env import Environment
@@ -12,6 +13,10 @@ from assay_load.drive.settings import Settings
 from assay_load.drive.users import ChatUser
 from assay_load.errors import TargetError
 from assay_load.report.result import RunResult
+
+# What goes wrong is raised here; Locust's advice on spawn rates is for ramps, which these are not.
+for _name in ("locust", "assay_load"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 class LocalRun:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_load import __version__
+from assay_load import __version__, outputs
 from assay_load.errors import InputError, TargetError
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def do_baseline(options: argparse.Namespace) -> int:
     repetitions = options.repetitions or chosen.repetitions + 2
     if repetitions < 3:
         raise InputError("--repetitions: at least 3")
+    outputs.file(options.write, "--write")
     made = record(chosen, gate_options(options), repetitions, say)
     if made is None:
         print("assay-gate: no baseline was written: the server is not fit for one", file=sys.stderr)
@@ -101,7 +102,7 @@ def do_baseline(options: argparse.Namespace) -> int:
 def gate_options(options: argparse.Namespace) -> Options:
     from assay_load.gate.run import Options
 
-    options.out.mkdir(parents=True, exist_ok=True)
+    outputs.folder(options.out, "--out")
     return Options(
         options.url, options.out, options.hardware, options.image, options.model_revision,
         options.metrics_url,

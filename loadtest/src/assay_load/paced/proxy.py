@@ -39,6 +39,7 @@ class Proxy:
         self._upstream = urlsplit(upstream)
         self._load_upstream = urlsplit(load_upstream or upstream)
         self._completions = 0
+        self._streams = 0
         self._active = 0
         self._restarted: float | None = None
         self._down_until = 0.0
@@ -66,11 +67,13 @@ class Proxy:
         head = re.sub(rb"(?im)^connection:.*\r\n", b"", head)
         head = head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
         completion = path in COMPLETIONS
+        stream = completion and b'"stream":true' in body.replace(b" ", b"")
         began = time.monotonic()
         behind = self._load_upstream if b'"ignore_eos":true' in body else self._upstream
         there, back = await asyncio.open_connection(behind.hostname, behind.port)
         self._active += completion
         self._completions += completion
+        self._streams += stream
         number = self._completions
         try:
             back.write(head + body)
@@ -78,14 +81,15 @@ class Proxy:
                 writer.write(self._rewritten(path, await there.read()))
                 await writer.drain()
                 return
-            cut = completion and self._faults.drop_every and number % self._faults.drop_every == 0
+            every = self._faults.drop_every
+            cut = stream and every and self._streams % every == 0
             if completion and number == self._faults.restart_after:
                 self._restart()
-            pieces = 0
             async for piece in self._delayed(there, began if completion else None):
-                pieces += 1
-                if cut and pieces > 3:
-                    writer.transport.abort()
+                if cut and b"data:" in piece:
+                    writer.write(piece[: len(piece) // 2])
+                    await writer.drain()
+                    writer.close()
                     return
                 writer.write(self._garbled(piece) if completion else piece)
                 await writer.drain()
