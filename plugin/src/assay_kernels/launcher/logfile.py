@@ -78,7 +78,7 @@ _one_line_at_a_time = threading.Lock()
 
 
 def _write(out: IO[str], line: str) -> None:
-    """Whole, whichever thread writes beside this one: the launcher's words and vLLM's log share it."""
+    """Whole, whichever thread writes beside this one: the launcher and vLLM's log share it."""
     with _one_line_at_a_time:
         out.write(f"{line}\n")
         out.flush()
