@@ -26,7 +26,8 @@ GATE_BIN := .venv-gate/bin
 # ARGS of `make test` may name tests that are not here.
 LOAD_ARGS ?=
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
-PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
+CONTAINER_FILES := docker/tests/test_0_files.py
+PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests $(CONTAINER_FILES)
 CODE := plugin smoke_tests models loadtest docker k8s
 
 .PHONY: help
@@ -46,6 +47,7 @@ test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
 	@$(PYTEST) $(ARGS)
 	@$(GATE_PYTEST)
+	@PYTHON=$(BIN)/python docker/tests/run.sh -m slow
 	@$(MAKE) test-gpu-compile MARK=
 
 .PHONY: test-load
@@ -55,10 +57,6 @@ test-load: env-gate ## tests of the load generator and the gate alone: no vLLM, 
 .PHONY: test-containers
 test-containers: env ## build the laptop stack's images from this commit, test real containers (root, or a daemon)
 	@PYTHON=$(BIN)/python docker/tests/run.sh -m "not slow" $(ARGS)
-
-.PHONY: test-containers-full
-test-containers-full: env ## the same and the slow faults: memory, a full disk, a rollback
-	@PYTHON=$(BIN)/python docker/tests/run.sh $(ARGS)
 
 .PHONY: images
 images: env ## build the CPU and gate images; sizes and build times, cold and warm

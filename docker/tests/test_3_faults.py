@@ -63,7 +63,7 @@ def test_a_dead_canary_leaves_a_healthy_server_alone(stack: Stack) -> None:
 def test_streams_that_run_when_a_stop_is_asked_for_are_finished(stack: Stack) -> None:
     """More of them than run at a time: the ones that wait for their turn are accepted too."""
     stack.wait_until_open()
-    streams = [Stream(stack, 200) for _ in range(20)]
+    streams = [Stream(stack, 40) for _ in range(20)]
     try:
         with ThreadPoolExecutor(20) as pool:
             readers = [pool.submit(stream.read) for stream in streams]

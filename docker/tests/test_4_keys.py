@@ -28,7 +28,7 @@ def test_the_keys_work_and_are_found_nowhere(stack: Stack, tmp_path: Path) -> No
     keys = {name: (folder / name).read_text() for name in ("api_keys", "metrics_key")}
     for parent in [folder, *folder.parents][: len(folder.parents) - 1]:
         parent.chmod(parent.stat().st_mode | 0o055)
-    stack.env.write_text(stack.env.read_text() + f"TEST_SECRETS={folder}\\n")
+    stack.env.write_text(stack.env.read_text() + f"TEST_SECRETS={folder}\n")
     stack.files.append("docker/tests/keys.yaml")
     stack.up()
 

@@ -28,7 +28,7 @@ def test_a_cpu_without_amx_tiles_is_called_slower() -> None:
 def profiles(tmp_path: Path) -> Path:
     folder = tmp_path / "docker" / "profiles"
     folder.mkdir(parents=True)
-    for name in ("8xb200", "8xh200", "1xh200"):
+    for name in ("b200x8", "h200x8", "h200x1"):
         (folder / f"{name}.yaml").touch()
     return folder
 
@@ -36,10 +36,10 @@ def profiles(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("names", "profile"),
     [
-        (["NVIDIA B200"] * 8, "8xb200"),
-        (["NVIDIA H200"] * 8, "8xh200"),
-        (["NVIDIA H200 NVL"], "1xh200"),
-        (["NVIDIA H200"] * 4, "1xh200"),
+        (["NVIDIA B200"] * 8, "b200x8"),
+        (["NVIDIA H200"] * 8, "h200x8"),
+        (["NVIDIA H200 NVL"], "h200x1"),
+        (["NVIDIA H200"] * 4, "h200x1"),
     ],
 )
 def test_gpus_are_told_their_profile_and_command(
@@ -55,7 +55,7 @@ def test_what_this_version_lacks_is_said(profiles: Path) -> None:
     (line,) = host.Gpus(("NVIDIA H200",)).advice(profiles)
     assert line.endswith("(this version has no compose.yaml yet)")
     (line,) = host.Gpus(("NVIDIA H100 80GB HBM3",)).advice(profiles)
-    assert "1xh100.yaml, which this version does not have yet" in line
+    assert "h100x1.yaml, which this version does not have yet" in line
 
 
 @pytest.mark.parametrize("name", ["NVIDIA B300", "NVIDIA GB200", "NVIDIA A100-SXM4-80GB"])

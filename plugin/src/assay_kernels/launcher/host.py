@@ -64,7 +64,7 @@ class Gpus:
         if family is None:
             return [f"gpu: {found}: no profile fits; B200, H200 and H100 have kernels here"]
         size = 8 if count >= 8 else 1
-        profile = profiles / f"{size}x{family.lower()}.yaml"
+        profile = profiles / f"{family.lower()}x{size}.yaml"
         if not profile.is_file():
             return [
                 f"gpu: {found}: the profile for it is {profile.name}, which this version does not"

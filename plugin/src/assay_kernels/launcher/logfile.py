@@ -71,7 +71,17 @@ def emit(line: str, echo: Echo, process: str = "APIServer", out: IO[str] | None 
     """One line of a log to standard output."""
     out = out or sys.__stdout__
     assert out is not None
-    print(as_json(line, process) if echo == "json" else line, file=out, flush=True)
+    _write(out, as_json(line, process) if echo == "json" else line)
+
+
+_one_line_at_a_time = threading.Lock()
+
+
+def _write(out: IO[str], line: str) -> None:
+    """Whole, whichever thread writes beside this one: the launcher and vLLM's log share it."""
+    with _one_line_at_a_time:
+        out.write(f"{line}\n")
+        out.flush()
 
 
 def as_json(line: str, process: str) -> str:
@@ -98,7 +108,7 @@ class JsonLines:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, lines):
             record = json.loads(as_json(line, "launcher")) | {"level": self._level}
-            print(json.dumps(record, ensure_ascii=False), file=self._out)
+            _write(self._out, json.dumps(record, ensure_ascii=False))
         return len(text)
 
     def flush(self) -> None:

@@ -172,8 +172,8 @@ def _gpus(wish: Wish, machine: Machine) -> Iterator[str]:
         if gpu.capability != CAPABILITIES[wish.arch]:
             yield (
                 f"profile {wish.profile} is for {wish.arch} ({EXAMPLES[wish.arch]}), this"
-                f" machine has {gpu.name} (compute capability {gpu.capability}): take the profile for"
-                " it, if there is one; B300, GB200 and Arm hosts are not supported yet"
+                f" machine has {gpu.name} (compute capability {gpu.capability}): take the profile"
+                " for it, if there is one; B300, GB200 and Arm hosts are not supported yet"
             )
 
 
