@@ -143,6 +143,41 @@ def test_the_launcher_s_variables_exist() -> None:
         assert f'"{name}"' in texts, name
 
 
+LAUNCHER = ROOT / "plugin/src/assay_kernels/launcher"
+
+
+def constant(file: Path, name: str) -> str:
+    match = re.search(rf"^{name} = (.+)$", file.read_text(), re.MULTILINE)
+    assert match is not None, f"{file.name}: {name}"
+    return match[1].strip('"')
+
+
+def test_the_grace_knows_the_launcher_s_own_margin() -> None:
+    margin = float(constant(LAUNCHER / "serve.py", "STOP_MARGIN_SECONDS"))
+    template = (CHART / "templates/_drain.tpl").read_text()
+    assert f'define "assay.launcherMargin" -}}}}{margin:.0f}{{{{- end' in template
+
+
+@pytest.mark.skipif(
+    not (LAUNCHER / "weights.py").exists(),
+    reason="the launcher's download is not part of this checkout yet",
+)
+def test_the_stamp_that_pods_wait_for_is_the_download_s() -> None:
+    stamp = constant(LAUNCHER / "weights.py", "STAMP")
+    assert f"$folder/{stamp}" in (CHART / "files/wait_for_weights.sh").read_text()
+
+
+@pytest.mark.skipif(
+    not ENTRYPOINT.exists(),
+    reason="the image's entrypoint is not part of this checkout yet",
+)
+def test_canary_and_probe_look_where_the_launcher_writes() -> None:
+    text = (LAUNCHER / "serve.py").read_text()
+    assert '"bypass.key"' in text
+    assert '/ "run"' in text
+    assert '/ "open"' in text
+
+
 @pytest.mark.parametrize("kind", ["profiles", "policies", "suites"])
 def test_named_data_exists(kind: str) -> None:
     """Profiles, policies and suites that ci values name, where their packages are at hand."""

@@ -150,7 +150,7 @@ affinity:
     - {name: profile, mountPath: /etc/assay/profiles, readOnly: true}
     {{- end }}
     {{- if and (eq $v.auth.apiKeys "required") (ne .role "worker") }}
-    - {name: keys, mountPath: /run/secrets, readOnly: true}
+    - {name: keys, mountPath: /etc/assay/keys, readOnly: true}
     {{- end }}
 {{- end }}
 
@@ -235,7 +235,10 @@ affinity:
 {{- if eq $v.auth.apiKeys "required" }}
 - name: keys
   # 0440 with fsGroup: the server is not root, and nobody else in the pod may read them.
-  secret: {secretName: {{ $v.auth.existingSecret }}, defaultMode: 0440}
+  secret:
+    secretName: {{ $v.auth.existingSecret }}
+    defaultMode: 0440
+    items: [{key: api_keys, path: api_keys}]
 {{- end }}
 {{- end }}
 

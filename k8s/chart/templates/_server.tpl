@@ -67,7 +67,11 @@ args:
 - {name: ASSAY_PORT, value: "8000"}
 - {name: ASSAY_STATE_DIR, value: /run/assay}
 - {name: ASSAY_CACHE_DIR, value: /var/cache/assay}
-- {name: ASSAY_SECRETS_DIR, value: /run/secrets}
+{{- if eq $v.auth.apiKeys "required" }}
+# The mounted file itself, not a copy: the door reads it again when kubelet brings a new version, so keys
+# are changed without a restart, which would be a load.
+- {name: ASSAY_API_KEYS_FILE, value: /etc/assay/keys/api_keys}
+{{- end }}
 # The canary beside the server opens the door, not the launcher.
 - {name: ASSAY_READY_SUITE, value: canary}
 - {name: ASSAY_STALLED_AFTER, value: {{ $v.liveness.stalledAfterSeconds | quote }}}

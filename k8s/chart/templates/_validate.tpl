@@ -21,7 +21,7 @@
 {{- $ownedVariables := dict
   "VLLM_ENGINE_READY_TIMEOUT_S" $budget "STARTUP_BUDGET" $budget "ASSAY_STALLED_AFTER" "liveness.stalledAfterSeconds"
   "ASSAY_READY_SUITE" "canary.suite" "ASSAY_PROFILE" "profile.name" "ASSAY_MODEL" "weights.source"
-  "ASSAY_STATE_DIR" "the chart" "ASSAY_SECRETS_DIR" "auth.existingSecret" "ASSAY_PORT" "the chart"
+  "ASSAY_STATE_DIR" "the chart" "ASSAY_API_KEYS_FILE" "auth.existingSecret" "ASSAY_PORT" "the chart"
   "PROMETHEUS_MULTIPROC_DIR" "the chart" "HF_HUB_OFFLINE" "the chart" -}}
 {{- range $v.server.extraEnv -}}
 {{- if hasKey $ownedVariables .name -}}

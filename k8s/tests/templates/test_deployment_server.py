@@ -151,11 +151,13 @@ def test_a_cache_that_does_not_last_is_limited() -> None:
 def test_the_server_is_offline_and_reads_keys_from_files() -> None:
     found = server(render())
     assert env(found)["HF_HUB_OFFLINE"] == env(found)["TRANSFORMERS_OFFLINE"] == "1"
-    assert env(found)["ASSAY_SECRETS_DIR"] == "/run/secrets"
     (keys,) = [m for m in found["volumeMounts"] if m["name"] == "keys"]
-    assert keys == {"name": "keys", "mountPath": "/run/secrets", "readOnly": True}
+    # No subPath: kubelet would never bring a new version.
+    assert keys == {"name": "keys", "mountPath": "/etc/assay/keys", "readOnly": True}
+    assert env(found)["ASSAY_API_KEYS_FILE"] == "/etc/assay/keys/api_keys"
     off = server(render({"auth": {"apiKeys": "off: anybody may use the model"}}))
     assert "keys" not in [m["name"] for m in off["volumeMounts"]]
+    assert "ASSAY_API_KEYS_FILE" not in env(off)
 
 
 def test_gpus_decide_where_it_runs() -> None:
