@@ -16,6 +16,9 @@ pytest.importorskip("cutlass", reason="the CUTLASS DSL (optional extra) is not i
 from assay_kernels.kernels.sm90.compiler import KernelKey, compile_kernel
 from assay_kernels.kernels.sm90.config import GemmConfig
 
+# The compiler's own advice and deprecations are not this test's subject.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 FEW = [
     KernelKey(GemmConfig.for_dense(6144, 7168, 1)),
     KernelKey(GemmConfig.for_dense(6144, 7168, 64)),
@@ -34,7 +37,9 @@ ALL = sorted(
             for m in (1, 16, 32, 64, 128, 256, 1024, 4096)
         ),
         *(
-            KernelKey(GemmConfig.for_grouped(k, rows, experts), epilogue, 256, epilogue == "combine")
+            KernelKey(
+                GemmConfig.for_grouped(k, rows, experts), epilogue, 256, epilogue == "combine"
+            )
             for k in (2048, 7168)
             for rows in (1, 300, 600, 3000, 9000, 90000)
             for experts in (48, 256)
