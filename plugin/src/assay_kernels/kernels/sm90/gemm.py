@@ -288,7 +288,8 @@ class Gemm:
         if warp >= self.consumers:
             has_tile = Int32(1)
             if cutlass.const_expr(c.setmaxnreg):
-                cute.arch.setmaxregister_decrease(24)
+                # 256 experts' counts, eight a lane, do not fit 24 registers.
+                cute.arch.setmaxregister_decrease(40 if self.experts > 64 else 24)
             if warp == self.consumers:
                 policy = ptx.evict_first()
                 done = Int32(0)
