@@ -203,8 +203,7 @@ def floor() -> list[dict[str, Any]]:
     import torch
 
     big = torch.randint(0, 1 << 40, (1 << 28,), device="cuda")
-    read = 8 * big.numel() / median_us([lambda: big.sum()], 4, 21) / 1e6
-    del big
+    read = 8 * big.numel() / median_us([big.sum], 4, 21) / 1e6
     x, w = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     rate = 2 * 8192**3 / median_us([lambda: x @ w], 4, 21) / 1e6
     rows: list[dict[str, Any]] = []
@@ -282,9 +281,7 @@ def grouped_humming(model: str) -> Callable[[Any, SimpleNamespace], Any]:
     config = {"gemm_type": "grouped_contiguous"}
 
     def call(x: Any, r: SimpleNamespace) -> Any:
-        h = l1(
-            r.gathered, expert_layout=r.offsets, compute_config=config, valid_shape_m=r.count
-        )
+        h = l1(r.gathered, expert_layout=r.offsets, compute_config=config, valid_shape_m=r.count)
         gate, up = h.chunk(2, dim=-1)
         silu = torch.empty(h.shape[0], width, dtype=h.dtype, device=h.device)
         torch.mul(torch.nn.functional.silu(gate), up, out=silu)
@@ -342,7 +339,9 @@ def grouped(impl: str) -> list[dict[str, Any]]:
             layer = GROUPED[impl](model)
         except Exception as error:
             traceback.print_exc()
-            made.append({"kind": "grouped", "model": model, "impl": impl[8:], "failed": str(error)[:300]})
+            made.append(
+                {"kind": "grouped", "model": model, "impl": impl[8:], "failed": str(error)[:300]}
+            )
             continue
         for tokens in GROUPED_TOKENS:
             choices = routings(tokens, model, 8 if tokens <= 64 else 2)
@@ -361,13 +360,11 @@ def grouped(impl: str) -> list[dict[str, Any]]:
             }  # fmt: skip
             try:
                 inner = len(choices) * (2 if tokens <= 64 else 1)
-                row["us"] = median_us([lambda r=r, x=x: layer(x, r) for r in choices], inner)
+                row["us"] = median_us([lambda r=r, x=x, f=layer: f(x, r) for r in choices], inner)
             except Exception as error:
                 row["failed"] = f"{type(error).__name__}: {error}"[:300]
             made.append(row)
             print(json.dumps(row), flush=True)
-        del layer
-        torch.cuda.empty_cache()
     return made
 
 
@@ -418,9 +415,7 @@ def report(data: dict[str, Any]) -> None:
     """One aligned line a cell, then the bands' ratios: best peer's time over ours."""
     rows = [r for r in data["rows"] if "us" in r]
     peers = ("cublas", "marlin", "quack", "humming")
-    time_of = {
-        (r["n"], r["k"], r["m"], r["impl"]): r for r in rows if r["kind"] == "dense"
-    }
+    time_of = {(r["n"], r["k"], r["m"], r["impl"]): r for r in rows if r["kind"] == "dense"}
     ratios: dict[int, float] = {}
     bands: dict[str, list[float]] = {"M <= 32": [], "M = 64, 128": [], "M >= 256": []}
     for n, k in SHAPES:
@@ -444,9 +439,7 @@ def report(data: dict[str, Any]) -> None:
     for band, values in bands.items():
         if values:
             print(f"> {band}: geometric mean {geometric_mean(values):.2f}, least {min(values):.2f}")
-    cells = {
-        (r["model"], r["tokens"], r["impl"]): r for r in rows if r["kind"] == "grouped"
-    }
+    cells = {(r["model"], r["tokens"], r["impl"]): r for r in rows if r["kind"] == "grouped"}
     for model in MODELS:
         for tokens in GROUPED_TOKENS:
             ours = cells.get((model, tokens, "ours"))
@@ -463,8 +456,41 @@ def report(data: dict[str, Any]) -> None:
             )
 
 
+def plot(data: dict[str, Any], path: Path) -> None:
+    """Time over the floor against M, ours and the best peer, one panel a shape."""
+    from matplotlib import pyplot
+
+    times = {
+        (r["n"], r["k"], r["m"], r["impl"]): r["us"]
+        for r in data["rows"]
+        if r["kind"] == "dense" and "us" in r
+    }
+    figure, panels = pyplot.subplots(1, len(SHAPES), figsize=(15, 3.4), sharey=True)
+    for panel, (n, k) in zip(panels, SHAPES, strict=True):
+        for impl in ("cublas", "marlin", "quack", "humming", "ours"):
+            points = [
+                (m, times[n, k, m, impl] / times[n, k, m, "floor"])
+                for m in TOKENS
+                if (n, k, m, impl) in times
+            ]
+            panel.plot(
+                *zip(*points, strict=True),
+                label=impl,
+                linewidth=2.5 if impl == "ours" else 1,
+                color="black" if impl == "ours" else None,
+            )
+        panel.axhline(1, color="grey", linestyle=":")
+        panel.set(xscale="log", yscale="log", xlabel="tokens M", title=f"{n} x {k}")
+    panels[0].set_ylabel("time / floor")
+    panels[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--phases", default=",".join(PHASES))
     parser.add_argument("--out", type=Path, default=Path(".assay/bench-h200"))
     parser.add_argument("--phase", help="run one phase in this process")
@@ -472,6 +498,7 @@ def main() -> None:
     parser.add_argument("--shapes", help="subset, as N:K,N:K")
     parser.add_argument("--tokens", help="subset, as 1,16")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--plot", type=Path, help="also draw time over floor against M")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.phase:
@@ -506,6 +533,8 @@ def main() -> None:
     options.results.parent.mkdir(exist_ok=True)
     options.results.write_text(json.dumps(merged, indent=1) + "\n")
     report(merged)
+    if options.plot:
+        plot(merged, options.plot)
 
 
 if __name__ == "__main__":

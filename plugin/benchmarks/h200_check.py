@@ -105,7 +105,14 @@ def dense(kernels: HopperKernels, found: Findings, shapes: Any, counts: Any, dat
                 x = tokens(m, k, kind)
                 want = x.double() @ values.T
                 poison((m, n), (m, n // 2))
-                found.add("dense", judge_bf16(kernels.dense(x, plain), want, parts), n=n, k=k, m=m, data=kind)
+                found.add(
+                    "dense",
+                    judge_bf16(kernels.dense(x, plain), want, parts),
+                    n=n,
+                    k=k,
+                    m=m,
+                    data=kind,
+                )
                 poison((m, n))
                 got = kernels.dense(x, plain, torch.float32)
                 found.add("compressor", judge_fp32(got, want, parts), n=n, k=k, m=m, data=kind)
@@ -132,11 +139,17 @@ def wo_a(kernels: HopperKernels, found: Findings, counts: Any) -> None:
 
 
 def grouped(kernels: HopperKernels, found: Findings, counts: Any) -> None:
-    for local, every, hidden, width, top_k in ((8, 16, 512, 256, 4), (48, 384, 256, 128, 6), (256, 256, 256, 128, 6)):
+    for local, every, hidden, width, top_k in (
+        (8, 16, 512, 256, 4),
+        (48, 384, 256, 128, 6),
+        (256, 256, 256, 128, 6),
+    ):
         w1, w2 = weight(2 * width, hidden, "random", local), weight(hidden, width, "random", local)
         l1, l2 = kernels.prepare_gate_up(copied(w1)), kernels.prepare(copied(w2))
         expert_map = torch.full((every,), -1, device="cuda")
-        expert_map[torch.randperm(every, device="cuda")[:local]] = torch.arange(local, device="cuda")
+        expert_map[torch.randperm(every, device="cuda")[:local]] = torch.arange(
+            local, device="cuda"
+        )
         for m in counts:
             for choice in ("skewed", "one expert", "none here"):
                 odds = -1.2 * torch.arange(1, every + 1, device="cuda").float().log()
@@ -214,7 +227,12 @@ def main() -> None:
     summary: dict[str, int] = {}
     for row in found.rows:
         summary[row["kind"]] = summary.get(row["kind"], 0) + 1
-    data = {"gpu": torch.cuda.get_device_name(), "checks": summary, "failed": failed, "rows": found.rows}
+    data = {
+        "gpu": torch.cuda.get_device_name(),
+        "checks": summary,
+        "failed": failed,
+        "rows": found.rows,
+    }
     (options.out / "check.json").write_text(json.dumps(data))
     print(f"{len(found.rows)} checks, {len(failed)} failed:", json.dumps(summary))
     sys.exit(bool(failed))

@@ -13,8 +13,12 @@ import pytest
 
 pytest.importorskip("cutlass", reason="the CUTLASS DSL (optional extra) is not installed")
 
+from assay_kernels.kernels.sm90 import compiler
 from assay_kernels.kernels.sm90.compiler import KernelKey, compile_kernel
 from assay_kernels.kernels.sm90.config import GemmConfig
+
+# The compiler's own advice and deprecations are not this test's subject.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 FEW = [
     KernelKey(GemmConfig.for_dense(6144, 7168, 1)),
@@ -34,7 +38,9 @@ ALL = sorted(
             for m in (1, 16, 32, 64, 128, 256, 1024, 4096)
         ),
         *(
-            KernelKey(GemmConfig.for_grouped(k, rows, experts), epilogue, 256, epilogue == "combine")
+            KernelKey(
+                GemmConfig.for_grouped(k, rows, experts), epilogue, 256, epilogue == "combine"
+            )
             for k in (2048, 7168)
             for rows in (1, 300, 600, 3000, 9000, 90000)
             for experts in (48, 256)
@@ -92,3 +98,34 @@ def test_machine_code_of_a_few_configurations(key: KernelKey, tmp_path: Path) ->
 @pytest.mark.parametrize("key", ALL, ids=lambda key: key.name)
 def test_machine_code_of_all_configurations(key: KernelKey, tmp_path: Path) -> None:
     inspect(key, tmp_path)
+
+
+class Interrupted:
+    """A compiled kernel whose export stops half way."""
+
+    def export_to_c(self, path: str, function_name: str) -> None:
+        Path(path).write_bytes(b"half an obj")
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_export_leaves_nothing_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "compile_kernel", lambda key: Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        compiler.load_kernel(FEW[0])
+    assert not list(tmp_path.rglob("*.o"))
+
+
+def test_a_compiled_kernel_is_taken_from_the_disk_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_KERNEL_CACHE", str(tmp_path))
+    key = KernelKey(None)
+    compiler.load_kernel.cache_clear()
+    compiler.load_kernel(key)
+    assert [path.name for path in tmp_path.rglob("*.o")] == ["gather.o"]
+    compiler.load_kernel.cache_clear()
+    monkeypatch.setattr(compiler, "compile_kernel", lambda key: pytest.fail("compiled again"))
+    compiler.load_kernel(key)

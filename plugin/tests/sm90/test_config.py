@@ -19,7 +19,10 @@ TOKENS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256, 100
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_every_shape_gets_a_kernel_that_fits(n: int, k: int) -> None:
     for m in TOKENS:
-        for config in (GemmConfig.for_dense(n, k, m), GemmConfig.from_analytical_heuristic(n, k, m)):
+        for config in (
+            GemmConfig.for_dense(n, k, m),
+            GemmConfig.from_analytical_heuristic(n, k, m),
+        ):
             assert k % config.block_k == 0
             assert config.smem_bytes <= BLOCK_BYTES
             assert (config.smem_bytes + 1024) * config.min_blocks <= SM_BYTES

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -134,7 +134,7 @@ def compile_kernel(key: KernelKey, dump: Path | None = None) -> Any:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_kernel(key: KernelKey) -> Callable[..., None]:
     """The compiled kernel, from this process, the disk, or the compiler, in that order.
 

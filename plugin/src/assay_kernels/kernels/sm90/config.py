@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 ROW_BLOCK = 64
 """Output channels of one packed block: one m64 tile of wgmma."""
@@ -140,7 +141,17 @@ class GemmConfig:
         for stages in range(MOST_STAGES, 2, -1):
             try:
                 return cls(
-                    tokens, warpgroups, tiles, block_k, stages, split_k, min_blocks, group, 2, warp_mma, late
+                    tokens,
+                    warpgroups,
+                    tiles,
+                    block_k,
+                    stages,
+                    split_k,
+                    min_blocks,
+                    group,
+                    2,
+                    warp_mma,
+                    late,
                 )
             except ValueError:
                 continue
@@ -162,11 +173,14 @@ class GemmConfig:
         if m <= 64:
             tokens = next(t for t in (8, 16, 32, 64) if m <= t)
             split = _split(-(-n // 128), k // block_k, 8)
-            return cls.make(
-                tokens, 2, 1, block_k, split, min_blocks=2, warp_mma=tokens <= 16
-            )
+            return cls.make(tokens, 2, 1, block_k, split, min_blocks=2, warp_mma=tokens <= 16)
         best: tuple[float, GemmConfig] | None = None
-        for tokens, warpgroups, speed in ((128, 2, 0.88), (128, 3, 0.85), (192, 2, 0.92), (256, 2, 1.0)):
+        for tokens, warpgroups, speed in (
+            (128, 2, 0.88),
+            (128, 3, 0.85),
+            (192, 2, 0.92),
+            (256, 2, 1.0),
+        ):
             for split in (1, 2, 4):
                 if split > 1 and k // K_BLOCK // split < 8:
                     continue
@@ -227,7 +241,7 @@ def _split(row_tiles: int, steps: int, most: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _tuned() -> dict[tuple[int, int], list[tuple[int, dict[str, int]]]]:
+def _tuned() -> dict[tuple[int, int], list[tuple[int, dict[str, Any]]]]:
     table = json.loads(TUNING.read_text())
     return {
         (entry["n"], entry["k"]): [(step["upto"], step["config"]) for step in entry["steps"]]

@@ -61,7 +61,5 @@ class Gather:
             if ptx.load_global_i32(fan.iterator.toint() + Int64(token) * 4) == 0:
                 target = y.iterator.toint() + Int64(token) * Int64(y.stride[0]) * 2
                 for i in cutlass.range(tidx, y.shape[1] // 8, THREADS, unroll=1):
-                    ptx.store_global_v4(
-                        target + i * 16, (Int32(0), Int32(0), Int32(0), Int32(0))
-                    )
+                    ptx.store_global_v4(target + i * 16, (Int32(0), Int32(0), Int32(0), Int32(0)))
         cute.arch.griddepcontrol_launch_dependents()

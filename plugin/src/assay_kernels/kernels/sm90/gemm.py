@@ -77,8 +77,21 @@ class Gemm:
         row_tiles = (n + (c.rows - 1)) // c.rows
         tiles = row_tiles * ((x.shape[0] + (c.tokens - 1)) // c.tokens)
         self._launch(
-            codes, scales, alpha, x, out, (), n, k, group_rows, limit,
-            row_tiles, tiles, cutlass.min(tiles, clusters), pdl, stream,
+            codes,
+            scales,
+            alpha,
+            x,
+            out,
+            (),
+            n,
+            k,
+            group_rows,
+            limit,
+            row_tiles,
+            tiles,
+            cutlass.min(tiles, clusters),
+            pdl,
+            stream,
         )
 
     @cute.jit
@@ -107,8 +120,21 @@ class Gemm:
         row_tiles = (n + (c.rows - 1)) // c.rows
         groups = (ends, tokens, weights, fan, total, counts)
         self._launch(
-            codes, scales, alpha, x, out, groups, n, k, n, limit,
-            row_tiles, Int32(0x7FFFFFFF), clusters, pdl, stream,
+            codes,
+            scales,
+            alpha,
+            x,
+            out,
+            groups,
+            n,
+            k,
+            n,
+            limit,
+            row_tiles,
+            Int32(0x7FFFFFFF),
+            clusters,
+            pdl,
+            stream,
         )
 
     @cute.jit
@@ -151,11 +177,11 @@ class Gemm:
             (c.tokens, K_BLOCK),
         )
 
+        described = c.tokens if self.epilogue == "combine" else 0
+
         @cute.struct
         class Storage:
-            x: cute.struct.Align[
-                cute.struct.MemRange[BFloat16, cute.cosize(x_layout)], 1024
-            ]
+            x: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(x_layout)], 1024]
             codes: cute.struct.Align[
                 cute.struct.MemRange[Int32, c.stages * self.code_bytes // 4], 128
             ]
@@ -163,17 +189,13 @@ class Gemm:
                 cute.struct.MemRange[Int32, c.stages * self.scale_bytes // 4], 128
             ]
             reduce: cute.struct.Align[
-                cute.struct.MemRange[
-                    Float32, 0 if c.reduce_in_ring else c.reduce_bytes // 4
-                ],
+                cute.struct.MemRange[Float32, 0 if c.reduce_in_ring else c.reduce_bytes // 4],
                 16,
             ]
             full: cute.struct.MemRange[Int64, c.stages]
             empty: cute.struct.MemRange[Int64, c.stages]
-            last: cute.struct.MemRange[Int32, c.tokens if self.epilogue == "combine" else 0]
-            rows: cute.struct.Align[
-                cute.struct.MemRange[Int32, 2 * c.tokens if self.epilogue == "combine" else 0], 8
-            ]
+            last: cute.struct.MemRange[Int32, described]
+            rows: cute.struct.Align[cute.struct.MemRange[Int32, 2 * described], 8]
 
         self.storage = Storage
         self.kernel(
@@ -266,7 +288,8 @@ class Gemm:
         if warp >= self.consumers:
             has_tile = Int32(1)
             if cutlass.const_expr(c.setmaxnreg):
-                cute.arch.setmaxregister_decrease(24)
+                # 256 experts' counts, eight a lane, do not fit 24 registers.
+                cute.arch.setmaxregister_decrease(40 if self.experts > 64 else 24)
             if warp == self.consumers:
                 policy = ptx.evict_first()
                 done = Int32(0)
@@ -341,7 +364,7 @@ class Gemm:
                 if cutlass.const_expr(c.late):
                     cute.arch.griddepcontrol_launch_dependents()
             if cutlass.const_expr(c.split_k > 1):
-                # The consumers' barriers count every warp of the cluster; without a tile none comes.
+                # The consumers' barriers count every warp; without a tile none of them comes.
                 cute.arch.cluster_wait()
                 if has_tile != 0:
                     if cutlass.const_expr(c.reduce_in_ring):
@@ -365,17 +388,14 @@ class Gemm:
 
             # A stage holds [block][k block]: a block's k blocks side by side.
             my_codes = codes_smem + group * (c.tiles * self.subs * CODE_BYTES) + thread * 16
-            my_scales = (
-                scales_smem + group * (c.tiles * self.subs * SCALE_BYTES) + thread // 4 * 8
-            )
+            my_scales = scales_smem + group * (c.tiles * self.subs * SCALE_BYTES) + thread // 4 * 8
             # ldmatrix row of this lane: token lane % 8, its k chunk swizzled with the token.
             lane = tidx % 32
             my_tokens = storage.x.data_ptr().toint() + lane % 8 * 128 + (lane // 8 ^ lane % 8) * 16
             stage = Int32(0)
             phase = Int32(0)
-            if cutlass.const_expr(self.experts > 0):
-                if cutlass.const_expr(not self.after_router):
-                    cute.arch.griddepcontrol_wait()
+            if cutlass.const_expr(self.experts > 0 and not self.after_router):
+                cute.arch.griddepcontrol_wait()
             where = self._locate(tile, tiles, row_tiles, m, groups)
             while where[0] != 0:
                 for t in cutlass.range_constexpr(c.tiles):
@@ -460,9 +480,16 @@ class Gemm:
                             for u in cutlass.range_constexpr(c.tokens // 4):
                                 j, col = u // 2, u % 2
                                 self._store(
-                                    out, groups, acc[t][4 * j + col], acc[t][4 * j + 2 + col],
-                                    scale, lane_channel + 64 * t, token + 8 * j + col, end_row,
-                                    limit, rows_at,
+                                    out,
+                                    groups,
+                                    acc[t][4 * j + col],
+                                    acc[t][4 * j + 2 + col],
+                                    scale,
+                                    lane_channel + 64 * t,
+                                    token + 8 * j + col,
+                                    end_row,
+                                    limit,
+                                    rows_at,
                                 )
                 else:
                     reduce = (
@@ -471,14 +498,34 @@ class Gemm:
                         else storage.reduce.data_ptr().toint()
                     )
                     self._reduce_and_store(
-                        acc, reduce, rank, tidx, alpha_at, out, groups, channel, lane_channel,
-                        token, end_row, n, limit, rows_at,
+                        acc,
+                        reduce,
+                        rank,
+                        tidx,
+                        alpha_at,
+                        out,
+                        groups,
+                        channel,
+                        lane_channel,
+                        token,
+                        end_row,
+                        n,
+                        limit,
+                        rows_at,
                     )
                 if cutlass.const_expr(self.epilogue == "combine"):
                     self._combine(
-                        out, groups, storage.last.data_ptr().toint(),
-                        storage.rows.data_ptr().toint(), tidx, rank, row_tile, row_tiles, first_row,
-                        end_row, n,
+                        out,
+                        groups,
+                        storage.last.data_ptr().toint(),
+                        storage.rows.data_ptr().toint(),
+                        tidx,
+                        rank,
+                        row_tile,
+                        row_tiles,
+                        first_row,
+                        end_row,
+                        n,
                     )
                 tile += step
                 where = self._locate(tile, tiles, row_tiles, m, groups)
@@ -576,7 +623,9 @@ class Gemm:
                     a = self._decoded(q[kk], s[kk // 2], kk % 2, exponent)
                     for j in range(c.tokens // 8):
                         pair = b[j][kk // 2][2 * (kk % 2) : 2 * (kk % 2) + 2]
-                        total = ptx.mma_m16n8k16(a, pair, tuple(acc[t][4 * j + r] for r in range(4)))
+                        total = ptx.mma_m16n8k16(
+                            a, pair, tuple(acc[t][4 * j + r] for r in range(4))
+                        )
                         for r in range(4):
                             acc[t][4 * j + r] = total[r]
 
@@ -715,17 +764,23 @@ class Gemm:
                     for peer in cutlass.range_constexpr(c.split_k):
                         if cutlass.const_expr(peer != owner):
                             got = ptx.load_shared_f2(
-                                reduce
-                                + (peer * c.slots + u // c.owners) * slot_bytes
-                                + tidx * 8
+                                reduce + (peer * c.slots + u // c.owners) * slot_bytes + tidx * 8
                             )
                             first += got[0]
                             second += got[1]
                     if channel + 64 * t < n:
                         scale = ptx.load_global_f2(alpha_at + 256 * t)
                         self._store(
-                            out, groups, first, second, scale, lane_channel + 64 * t,
-                            token + 8 * j + col, m, limit, rows_at,
+                            out,
+                            groups,
+                            first,
+                            second,
+                            scale,
+                            lane_channel + 64 * t,
+                            token + 8 * j + col,
+                            m,
+                            limit,
+                            rows_at,
                         )
 
     @cute.jit

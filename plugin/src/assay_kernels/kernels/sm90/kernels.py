@@ -184,9 +184,7 @@ class HopperKernels(KernelSet):
             raise ValueError(f"x must be contiguous [M, {groups}, K], got {tuple(x.shape)}")
         out = torch.empty(x.shape[0], operand.n, dtype=torch.bfloat16, device=x.device)
         flat = x.reshape(x.shape[0], groups * x.shape[2])
-        return self._dense(flat, operand, out, "bf16", groups=groups).view(
-            x.shape[0], groups, -1
-        )
+        return self._dense(flat, operand, out, "bf16", groups=groups).view(x.shape[0], groups, -1)
 
     def _workspace(self, device: torch.device, tokens: int, n: int) -> tuple[Tensor, Tensor]:
         """Zeros that `combine` adds up in and leaves zero: one of its own for every stream."""
@@ -264,9 +262,7 @@ class HopperKernels(KernelSet):
         check_activation(x, operand.k)
         _check_limit(operand, limit)
         rows = SortedRows.from_groups(groups)
-        h = torch.empty(
-            rows.tokens.shape[0], operand.n // 2, dtype=torch.bfloat16, device=x.device
-        )
+        h = torch.empty(rows.tokens.shape[0], operand.n // 2, dtype=torch.bfloat16, device=x.device)
         if h.shape[0]:
             unused = torch.empty(0, 8, dtype=torch.bfloat16, device=x.device)
             self._grouped(self._gather(x, rows, unused), operand, rows, h, limit)

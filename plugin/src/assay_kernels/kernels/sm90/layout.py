@@ -114,6 +114,6 @@ def unpack_scales(words: Tensor, rows: int, inputs: int) -> Tensor:
 
 
 def interleave_gate_up(matrix: Tensor) -> Tensor:
-    """Rows gate | up of a [.., 2I, X] matrix -> gate 0, up 0, gate 1, up 1, ..: the SwiGLU order."""
+    """Rows gate | up of a [.., 2I, X] matrix -> gate 0, up 0, gate 1, .., as SwiGLU wants them."""
     gate, up = matrix.chunk(2, dim=-2)
     return torch.stack([gate, up], dim=-2).flatten(-3, -2)

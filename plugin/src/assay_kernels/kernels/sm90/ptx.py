@@ -49,9 +49,7 @@ def scales_of_step(
         _asm(
             T.i32(),
             [v.ir_value(loc=loc, ip=ip) for v in (word, exponent)],
-            "{\n.reg .b32 t;\n"
-            + swap
-            + f"and.b32 t, t, {SCALE_FIELD};\nor.b32 $0, t, $2;\n}}",
+            "{\n.reg .b32 t;\n" + swap + f"and.b32 t, t, {SCALE_FIELD};\nor.b32 $0, t, $2;\n}}",
             "=r,r,r",
             effects=False,
             loc=loc,
@@ -107,9 +105,7 @@ def load_shared_v4(address: Int32, *, loc: Any = None, ip: Any = None) -> tuple[
         loc=loc,
         ip=ip,
     )
-    return tuple(
-        Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4)
-    )
+    return tuple(Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 @dsl_user_op
@@ -125,9 +121,7 @@ def load_shared_v2(address: Int32, *, loc: Any = None, ip: Any = None) -> tuple[
         loc=loc,
         ip=ip,
     )
-    return tuple(
-        Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(2)
-    )
+    return tuple(Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(2))
 
 
 @dsl_user_op
@@ -310,9 +304,7 @@ def load_matrices(address: Int32, *, loc: Any = None, ip: Any = None) -> tuple[I
         loc=loc,
         ip=ip,
     )
-    return tuple(
-        Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4)
-    )
+    return tuple(Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 @dsl_user_op
@@ -336,9 +328,7 @@ def mma_m16n8k16(
         loc=loc,
         ip=ip,
     )
-    return tuple(
-        Float32(llvm.extractvalue(T.f32(), value, [i], loc=loc, ip=ip)) for i in range(4)
-    )
+    return tuple(Float32(llvm.extractvalue(T.f32(), value, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 @dsl_user_op
@@ -513,9 +503,7 @@ def load_global_v4(address: Int64, *, loc: Any = None, ip: Any = None) -> tuple[
         loc=loc,
         ip=ip,
     )
-    return tuple(
-        Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4)
-    )
+    return tuple(Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 @dsl_user_op
@@ -538,4 +526,3 @@ def store_global_v4(
 def float_bits(value: Float32, *, loc: Any = None, ip: Any = None) -> Int32:
     """The value's bits as an integer."""
     return Int32(llvm.bitcast(T.i32(), value.ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
-
