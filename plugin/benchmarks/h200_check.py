@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,20 @@ def dense(kernels: HopperKernels, found: Findings, shapes: Any, counts: Any, dat
 def wo_a(kernels: HopperKernels, found: Findings, counts: Any) -> None:
     for groups, rank, k in ((2, 1024, 4096), (8, 128, 512), (1, 1024, 4096)):
         w = weight(groups * rank, k, "random")
-        operand = kernels.prepare(copied(w))
+        whole = copied(w)
+        stack = replace(
+            whole,
+            codes=whole.codes.view(groups, rank, -1),
+            block_scale=whole.block_scale.view(groups, rank, -1),
+            alpha=whole.alpha.view(groups, rank),
+        )
+        operand = kernels.prepare(stack)
         values = exact(w).view(groups, rank, k)
         for m in counts:
             x = tokens(m, groups * k, "random").view(m, groups, k)
             want = torch.einsum("mgk,grk->mgr", x.double(), values).flatten(1)
             poison((m, groups * rank))
-            got = kernels.wo_a(x, operand, groups).flatten(1)
+            got = kernels.wo_a(x, operand).flatten(1)
             parts = [rank] * groups
             found.add("wo_a", judge_bf16(got, want, parts), n=rank, k=k, m=m, groups=groups)
 

@@ -114,3 +114,16 @@ def test_odd_shapes_are_refused(rows: int, inputs: int) -> None:
 def test_gate_and_up_rows_end_side_by_side() -> None:
     matrix = torch.arange(8).view(8, 1)
     assert interleave_gate_up(matrix)[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_output_groups_packed_one_by_one_lie_as_the_whole_matrix() -> None:
+    codes, scales = random_weight(3 * 128, 192)
+    bits = scales.view(torch.uint8)
+    parts = [
+        (pack_codes(code, scale.view(scales.dtype)), pack_scales(scale.view(scales.dtype)))
+        for code, scale in zip(codes.split(128), bits.split(128), strict=True)
+    ]
+    for packed, whole in zip(
+        zip(*parts, strict=True), (pack_codes(codes, scales), pack_scales(scales)), strict=True
+    ):
+        assert torch.equal(torch.cat([words.flatten() for words in packed]), whole.flatten())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -175,16 +175,18 @@ class HopperKernels(KernelSet):
         out = torch.empty(x.shape[0], operand.n // 2, dtype=torch.bfloat16, device=x.device)
         return self._dense(x, operand, out, "swiglu", limit)
 
-    def wo_a(self, x: Tensor, operand: HopperOperand | PlainOperand, groups: int) -> Tensor:
+    def wo_a(self, x: Tensor, operand: HopperOperand | PlainOperand) -> Tensor:
         """x [M, G, K] -> [M, G, R] bf16, each group with its own [R, K] weights."""
         if isinstance(operand, PlainOperand):
-            weight = operand.weight.view(groups, -1, operand.weight.shape[-1])
-            return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+            return torch.bmm(x.transpose(0, 1), operand.weight.transpose(1, 2)).transpose(0, 1)
+        groups = operand.experts
         if x.dim() != 3 or x.shape[1] != groups or not x.is_contiguous():
             raise ValueError(f"x must be contiguous [M, {groups}, K], got {tuple(x.shape)}")
-        out = torch.empty(x.shape[0], operand.n, dtype=torch.bfloat16, device=x.device)
+        # Groups packed one by one lie as one matrix of all their rows would.
+        whole = replace(operand, n=groups * operand.n, experts=0)
+        out = torch.empty(x.shape[0], whole.n, dtype=torch.bfloat16, device=x.device)
         flat = x.reshape(x.shape[0], groups * x.shape[2])
-        return self._dense(flat, operand, out, "bf16", groups=groups).view(x.shape[0], groups, -1)
+        return self._dense(flat, whole, out, "bf16", groups=groups).view(x.shape[0], groups, -1)
 
     def _workspace(self, device: torch.device, tokens: int, n: int) -> tuple[Tensor, Tensor]:
         """Zeros that `combine` adds up in and leaves zero: one of its own for every stream."""
