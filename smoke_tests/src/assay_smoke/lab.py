@@ -31,6 +31,9 @@ class Lab:
     generated_tokens: int = 0
     nan_500: list[str] = field(default_factory=list)
     """Requests that end in 500 only if log-probabilities are asked for."""
+    other_500: int = 0
+    """500s that came without asking for them, or not again: a server with those has an outage, and
+    nothing that it answers 500 to is called NaN."""
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.tier.concurrency)
@@ -88,13 +91,18 @@ class Lab:
         plain.pop("prompt_logprobs", None)
         pairs = 1 if self.nan_500 else NAN_PAIRS
         for _ in range(pairs):
-            answer: Answer = await call(subject, **plain)
+            try:
+                answer: Answer = await call(subject, **plain)
+            except UnavailableError as without:
+                self.other_500 += without.status == 500
+                raise
             try:
                 await call(subject, **wanted)
             except UnavailableError as again:
                 if again.status != 500:
                     raise
             else:
+                self.other_500 += 1
                 raise error
         self.nan_500.append(f"{wanted.get('label', 'a request')}: {error}")
         return answer

@@ -39,7 +39,9 @@ class NanLogprobs(Check):
         silent = [a for a in asked if a.content and not a.tokens and not a.tool_calls]
         told = len(asked) - len(silent)
         bad = [f"{a.label}: {a.unreal[0]}" for a in asked if a.unreal]
-        examples = [*lab.nan_500, *bad]
+        if lab.other_500 and not bad:
+            return Outcome("error", f"{lab.other_500} other 500s: an outage hides what is NaN")
+        examples = [*([] if lab.other_500 else lab.nan_500), *bad]
         if not examples and silent and not any(a.tokens for a in asked):
             return Outcome("error", "the server gives no log-probabilities")
         return Outcome.of_rate(
