@@ -66,7 +66,7 @@ def in_no_layer(image: str, needles: list[bytes], folder: Path) -> None:
     """Nothing of a build's secrets, or of ours, is in any layer."""
     archive = folder / "image.tar"
     subprocess.run([DOCKER, "save", "-o", archive, image], check=True)
-    needles = [*needles, b"-----BEGIN PRIVATE KEY", b"[global]\nindex-url"]
+    needles = [*needles, b"-----BEGIN " + b"PRIVATE KEY", b"[global]\nindex-url"]
     with tarfile.open(archive) as layers:
         for member in layers:
             if not member.name.endswith("layer.tar"):
