@@ -138,6 +138,18 @@ class Stack:
             time.sleep(0.5)
         return time.monotonic() - began
 
+    def scraped(self, jobs: set[str]) -> dict[str, str]:
+        """job -> whether Prometheus reads it ("1"), once all of these are or 60 s have gone by."""
+        deadline = time.monotonic() + 60
+        while True:
+            page = httpx.get(
+                f"{self.prometheus}/api/v1/query", params={"query": "up"}, timeout=20
+            ).json()
+            up = {r["metric"]["job"]: r["value"][1] for r in page["data"]["result"]}
+            if all(up.get(job) == "1" for job in jobs) or time.monotonic() > deadline:
+                return {job: up.get(job, "unknown") for job in jobs}
+            time.sleep(2)
+
     def ask(self, question: str = "What is the capital of France?") -> str:
         body = {
             "model": "assay-miniature",
