@@ -26,8 +26,9 @@ GATE_BIN := .venv-gate/bin
 # ARGS of `make test` may name tests that are not here.
 LOAD_ARGS ?=
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
-CONTAINER_FILES := docker/tests/test_0_files.py
-PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests $(CONTAINER_FILES)
+PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
+# Of the containers, what needs no daemon.
+CONTAINER_FILES := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . docker/tests/test_0_files.py
 CODE := plugin smoke_tests models loadtest docker k8s
 
 .PHONY: help
@@ -41,11 +42,13 @@ serve: env ## serve the miniature V4 on port 8000 (PORT=, HOST=, MODEL=, PROFILE
 .PHONY: test
 test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most 25 minutes on two cores
 	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(CONTAINER_FILES)
 	@$(MAKE) test-load
 
 .PHONY: test-full
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
 	@$(PYTEST) $(ARGS)
+	@$(CONTAINER_FILES)
 	@$(GATE_PYTEST)
 	@PYTHON=$(BIN)/python docker/tests/run.sh -m slow
 	@$(MAKE) test-gpu-compile MARK=
