@@ -19,11 +19,22 @@ Smoke = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_good_server_passes_and_the_reports_say_so(
-    broken: Any, smoke: Smoke, tmp_path: Path
+    broken: Any, smoke: Smoke, tmp_path: Path, recorded: Path
 ) -> None:
     files = {name: tmp_path / f"report.{name}" for name in ("json", "junit", "markdown")}
     flags = [a for name, path in files.items() for a in (f"--{name}", path)]
-    done = smoke("run", "--url", broken().url, "--tier", "ready", "--seed", "5", *flags)
+    done = smoke(
+        "run",
+        "--url",
+        broken().url,
+        "--tier",
+        "ready",
+        "--seed",
+        "5",
+        "--reference",
+        recorded,
+        *flags,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(files["json"].read_text())
     assert report["verdict"] == "pass"
