@@ -48,7 +48,7 @@ def test_the_keys_work_and_are_found_nowhere(stack: Stack, tmp_path: Path) -> No
         places[f"docker inspect {service}"] = docker("inspect", stack.container(service))
         places[f"log of {service}"] = stack.log(service)
     for place, text in places.items():
-        assert "python" in text or "prometheus" in text, f"{place} shows nothing"
+        assert text.strip(), f"{place} shows nothing"
         for name, key in keys.items():
             assert key not in text, f"{name} is in {place}"
     for image in (CPU_IMAGE, GATE_IMAGE):
