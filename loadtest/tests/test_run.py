@@ -174,10 +174,12 @@ def test_a_server_that_is_not_there_is_no_result(workload: Callable[..., str]) -
 
 
 def test_keys_come_from_the_environment_and_go_into_headers_only(
-    monkeypatch: pytest.MonkeyPatch, workload: Callable[..., str], paced: str
+    monkeypatch: pytest.MonkeyPatch, workload: Callable[..., str], paced: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ASSAY_API_KEY", "secret-one")
-    monkeypatch.setenv("ASSAY_BYPASS_KEY", "secret-two")
+    file = tmp_path / "key"
+    file.write_text("# the door's\nsecret-two\n")
+    monkeypatch.setenv("ASSAY_BYPASS_KEY_FILE", str(file))
     settings = Settings.of(paced, workload(), None)
     headers = settings.target("m").headers
     assert headers == {"Authorization": "Bearer secret-one", "x-assay-key": "secret-two"}

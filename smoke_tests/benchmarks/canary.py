@@ -27,7 +27,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from assay_smoke.client import Client, Secrets
+from assay_smoke.client import Client
 
 REPO = Path(__file__).resolve().parents[2]
 MAX_COST = 0.01
@@ -51,7 +51,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start_server(folder: Path, port: int, key: str) -> subprocess.Popen[bytes]:
+def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "assay_kernels.cli", "serve",
         str(REPO / "models/miniature/checkpoint"),
@@ -59,9 +59,7 @@ def start_server(folder: Path, port: int, key: str) -> subprocess.Popen[bytes]:
         "--state-dir", str(folder / "state"),
     ]  # fmt: skip
     log = (folder / "serve.log").open("wb")
-    process = subprocess.Popen(
-        command, stdout=log, stderr=log, env=os.environ | {"ASSAY_BYPASS_KEY": key}
-    )
+    process = subprocess.Popen(command, stdout=log, stderr=log)
     for _ in range(600):
         if b"Ctrl-C stops it." in (folder / "serve.log").read_bytes():
             return process
@@ -72,15 +70,14 @@ def start_server(folder: Path, port: int, key: str) -> subprocess.Popen[bytes]:
     raise CannotMeasureError((folder / "serve.log").read_text()[-2000:])
 
 
-def start_canary(folder: Path, port: int, key: str, listen: int) -> subprocess.Popen[bytes]:
+def start_canary(folder: Path, port: int, listen: int) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "assay_smoke", "watch", "--url", f"http://127.0.0.1:{port}",
         "--door", str(folder / "state" / "run"), "--listen", f"127.0.0.1:{listen}",
         "--interval", str(FAST_INTERVAL), "--tokens-per-hour", "100000000",
+        "--bypass-key-file", str(folder / "state" / "bypass.key"),
     ]  # fmt: skip
-    return subprocess.Popen(
-        command, env=os.environ | {"ASSAY_BYPASS_KEY": key}, stderr=subprocess.DEVNULL
-    )
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
 def probes(listen: int) -> float:
@@ -118,10 +115,10 @@ class Load:
 
 
 async def measure(
-    url: str, key: str, canary: subprocess.Popen[bytes], listen: int
+    url: str, canary: subprocess.Popen[bytes], listen: int
 ) -> tuple[list[float], float]:
     """(relative cost of each pair of stretches, probes per second of the canary while it ran)."""
-    async with Client(url, secrets=Secrets(bypass_key=key)) as client:
+    async with Client(url) as client:
         await client.find_model()
         load = Load(client)
         tasks = [asyncio.create_task(load.ask_for_ever()) for _ in range(CLIENTS)]
@@ -151,20 +148,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     out = parser.parse_args().json
-    port, listen, key = free_port(), free_port(), "benchmark"
+    port, listen = free_port(), free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            server = start_server(folder, port, key)
+            server = start_server(folder, port)
         except CannotMeasureError as error:
             print(error, file=sys.stderr)
             return 2
-        canary = start_canary(folder, port, key, listen)
+        canary = start_canary(folder, port, listen)
         try:
             time.sleep(15)
-            costs, per_second = asyncio.run(
-                measure(f"http://127.0.0.1:{port}", key, canary, listen)
-            )
+            costs, per_second = asyncio.run(measure(f"http://127.0.0.1:{port}", canary, listen))
         finally:
             canary.kill()
             server.send_signal(signal.SIGINT)

@@ -199,13 +199,16 @@ def test_a_server_that_answers_everything_with_its_models_fails(
     assert "internal error" not in done.stdout
 
 
-def test_keys_are_sent_and_never_shown(raw: Any, smoke: Smoke, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_keys_are_sent_and_never_shown(raw: Any, smoke: Smoke, tmp_path: Path, by: str) -> None:
     key = tmp_path / "key"
     key.write_text("# ours\nsk-very-secret\n")
     server = raw(http(b"you sent sk-very-secret and door-secret", "401 Unauthorized"))
+    named = ["--api-key-file", key] if by == "flag" else []
+    given = {"ASSAY_API_KEY_FILE": str(key)} if by == "variable" else {}
     done = smoke(
-        "run", "--url", server.url, "--api-key-file", key, "--json", tmp_path / "r.json",
-        env=os.environ | {"ASSAY_BYPASS_KEY": "door-secret"},
+        "run", "--url", server.url, *named, "--json", tmp_path / "r.json",
+        env=os.environ | {"ASSAY_BYPASS_KEY": "door-secret"} | given,
     )  # fmt: skip
     assert done.returncode == 2
     assert b"authorization: bearer sk-very-secret" in server.requests.lower()

@@ -55,6 +55,9 @@ def secrets(args: argparse.Namespace) -> Secrets:
 
 
 def _key(path: Path | None, flag: str, variable: str) -> str:
+    """From the flag's file, the variable, or the file that VARIABLE_FILE names."""
+    if path is None and not os.environ.get(variable) and os.environ.get(f"{variable}_FILE"):
+        path, flag = Path(os.environ[f"{variable}_FILE"]), f"{variable}_FILE"
     if path is None:
         key = os.environ.get(variable, "")
     else:

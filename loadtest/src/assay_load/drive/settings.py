@@ -6,16 +6,36 @@ import json
 import os
 import uuid
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from assay_load.errors import InputError
 from assay_load.stream.client import Target
 from assay_load.stream.transport import Address
 from assay_load.workload.plan import Calibration
 from assay_load.workload.schema import ClosedLoop, Open, Steps, Stop, Workload, load
 
 KEY_VARIABLE = "ASSAY_API_KEY"
-"""Where the bearer key is looked for: never on a command line, where others can read it."""
+"""Where the bearer key is looked for, or in the file that `ASSAY_API_KEY_FILE` names: never on a
+command line, where others can read it."""
 BYPASS_KEY_VARIABLE = "ASSAY_BYPASS_KEY"
+
+
+def secret(variable: str) -> str:
+    """What a variable says, or the first key in the file that VARIABLE_FILE names; '' for neither.
+
+    Raises InputError for a file that cannot be read.
+    """
+    if value := os.environ.get(variable, "").strip():
+        return value
+    if not (name := os.environ.get(f"{variable}_FILE", "").strip()):
+        return ""
+    try:
+        lines = Path(name).read_text().splitlines()
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{variable}_FILE={name}: {error}") from error
+    written = (line.strip() for line in lines)
+    return next((line for line in written if line and not line.startswith("#")), "")
 
 
 @dataclass(frozen=True)
@@ -43,9 +63,9 @@ class Settings:
 
     def target(self, model: str) -> Target:
         headers = {}
-        if key := os.environ.get(KEY_VARIABLE):
+        if key := secret(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        if key := os.environ.get(BYPASS_KEY_VARIABLE):
+        if key := secret(BYPASS_KEY_VARIABLE):
             headers["x-assay-key"] = key
         return Target(Address.of(self.url), model, headers, token_ids=self.token_ids)
 
