@@ -10,15 +10,13 @@ import gzip
 import hashlib
 import json
 import math
-import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from assay_smoke import __version__
+from assay_smoke import __version__, files
 from assay_smoke.client import Client
 from assay_smoke.errors import CouldNotRunError, SuiteError
 from assay_smoke.suite import Passage, Strict, Suite, read_text, validated
@@ -129,18 +127,7 @@ def write(reference: Reference, path: Path) -> None:
     """Whole or not at all; gzipped when the name ends so. Raises CouldNotRunError."""
     raw = reference.model_dump_json().encode()
     data = gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise CouldNotRunError(f"cannot write {path}: {error.strerror}") from error
+    files.replace(path, data)
 
 
 def read(path: Path, suite: Suite) -> Reference:

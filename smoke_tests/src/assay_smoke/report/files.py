@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
+from assay_smoke import files
 from assay_smoke.battery import Report
-from assay_smoke.errors import CouldNotRunError
 
 # XML 1.0 has no way to write these characters (https://www.w3.org/TR/xml/#charsets).
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -18,18 +16,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def write(path: Path, text: str) -> None:
     """Replace the file by `text`; raises CouldNotRunError that names it."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise CouldNotRunError(f"cannot write {path}: {error.strerror}") from error
+    files.replace(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(report: Report, path: Path) -> None:
