@@ -17,7 +17,10 @@ def register() -> None:
     from assay_kernels.vllm_plugin import metrics, proof, quant_config, standins
 
     if current_platform.is_cpu():
+        from assay_kernels.vllm_plugin.cpu import waiting
+
         standins.install()
+        waiting.spare_the_cores()
         ModelRegistry.register_model(
             ARCHITECTURE, "assay_kernels.vllm_plugin.cpu.model:AssayDeepseekV4ForCausalLM"
         )
