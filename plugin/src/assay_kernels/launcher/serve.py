@@ -40,7 +40,7 @@ STOP_MARGIN_SECONDS = 20.0
 """Beyond vLLM's own shutdown-timeout: time to end processes after the last request."""
 UNOPENED_STOP_SECONDS = 3.0
 """How long vLLM may take to end while no client has been let in."""
-RANK_SECONDS = 20.0
+RANK_SECONDS = 60.0
 """How long a worker without the plugin may take to say its rank before it is named without one."""
 
 DEFAULT_ENVIRONMENT = {
