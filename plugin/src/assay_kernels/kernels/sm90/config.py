@@ -175,7 +175,7 @@ class GemmConfig:
         )
 
     @classmethod
-    def from_analytical_heuristic(cls, n: int, k: int, m: int) -> GemmConfig:
+    def from_analytical_heuristic(cls, n: int, k: int, m: int, group: int = 0) -> GemmConfig:
         """A configuration for out[m, n] = x[m, k] W^T on a GPU of `SMS` multiprocessors.
 
         Up to 64 tokens the weights' way from memory is the time, so one tile holds all tokens and K
@@ -187,15 +187,22 @@ class GemmConfig:
         block_k = 128 if k % 128 == 0 else 64
         if m <= 64:
             tokens = next(t for t in (8, 16, 32, 64) if m <= t)
-            split = _split(-(-n // 128), k // block_k, 8)
-            return cls.make(tokens, 2, 1, block_k, split, min_blocks=2, warp_mma=tokens <= 16)
+            warpgroups = 1 if group % 128 else 2
+            split = _split(-(-n // (64 * warpgroups)), k // block_k, 8)
+            return cls.make(
+                tokens, warpgroups, 1, block_k, split, min_blocks=2, warp_mma=tokens <= 16
+            )
         best: tuple[float, GemmConfig] | None = None
         for tokens, warpgroups, speed in (
             (128, 2, 0.88),
             (128, 3, 0.85),
             (192, 2, 0.92),
             (256, 2, 1.0),
+            (128, 1, 0.5),
         ):
+            # One warpgroup a tile only for groups that are not whole tiles of two.
+            if group % (64 * warpgroups) or (warpgroups == 1 and group % 128 == 0):
+                continue
             for split in (1, 2, 4):
                 if split > 1 and k // K_BLOCK // split < 8:
                     continue
@@ -218,12 +225,18 @@ class GemmConfig:
         return best[1]
 
     @classmethod
-    def for_dense(cls, n: int, k: int, m: int) -> GemmConfig:
-        """The measured best for this shape and number of tokens, or the heuristic's."""
+    def for_dense(cls, n: int, k: int, m: int, group: int = 0) -> GemmConfig:
+        """The measured best for this shape and number of tokens, or the heuristic's.
+
+        group: channels that share a K range of x, if not all do: whole tiles of a configuration.
+        """
         for upto, fields in _tuned().get((n, k), ()):
             if m <= upto:
-                return cls(**fields)
-        return cls.from_analytical_heuristic(n, k, m)
+                config = cls(**fields)
+                if group % config.rows == 0:
+                    return config
+                break
+        return cls.from_analytical_heuristic(n, k, m, group)
 
     @classmethod
     def for_grouped(cls, k: int, rows: float, experts: int, n: int = 4096) -> GemmConfig:

@@ -136,11 +136,8 @@ class HopperKernels(KernelSet):
         if m == 0:
             return out
         rows = operand.n // groups
-        config = config or GemmConfig.for_dense(operand.n, operand.k, m)
-        if groups > 1 and rows % config.rows:
-            raise ValueError(
-                f"output groups of {rows} channels are not whole tiles of {config.rows}"
-            )
+        group = rows if groups > 1 else 0
+        config = config or GemmConfig.for_dense(operand.n, operand.k, m, group)
         load_kernel(KernelKey(config, epilogue))(
             operand.codes, operand.scales, operand.alpha, x, out, operand.n, operand.k, rows,
             limit, SMS * config.min_blocks if config.split_k == 1 else EVERY_CLUSTER, self._pdl,
