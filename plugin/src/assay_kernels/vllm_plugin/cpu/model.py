@@ -24,6 +24,8 @@ from vllm.models.deepseek_v4.cpu import model as stock
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 
 from assay_kernels.settings import arithmetic
+from assay_kernels.vllm_plugin import standins
+from assay_kernels.vllm_plugin.checking import check_model
 from assay_kernels.vllm_plugin.layers import require_limit
 from assay_kernels.vllm_plugin.loading import share_input_scales, vllm_weights
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
@@ -130,5 +132,10 @@ class AssayDeepseekV4ForCausalLM(stock.DeepseekV4ForCausalLM):
         return set(loaded)
 
     def process_weights_after_loading(self) -> None:
-        """Last hook before serving: say what was taken over, and how."""
-        record_loaded(self)
+        """Last hook before serving: check kernels and weights, say what was taken over, and how."""
+        checkpoint = self._vllm_config.quant_config.checkpoint
+        operators = standins.install()
+        logger.info("%s", operators.line)
+        report = check_model(self, checkpoint, "cpu", torch.device("cpu"))
+        origin = "torch" if "torch" in operators.operators.values() else "native"
+        record_loaded(self, checkpoint, "cpu", origin, report)
