@@ -18,9 +18,10 @@ def register() -> None:
 
     if current_platform.is_cpu():
         standins.install()
-        ModelRegistry.register_model(
-            ARCHITECTURE, "assay_kernels.vllm_plugin.cpu.model:AssayDeepseekV4ForCausalLM"
-        )
+    place = "cpu" if current_platform.is_cpu() else "gpu"
+    ModelRegistry.register_model(
+        ARCHITECTURE, f"assay_kernels.vllm_plugin.{place}.model:AssayDeepseekV4ForCausalLM"
+    )
     quant_config.register()
     metrics.register()
     proof.record_registered()

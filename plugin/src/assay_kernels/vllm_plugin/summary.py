@@ -10,7 +10,6 @@ from vllm.logger import init_logger
 
 from assay_kernels.checkpoint import Checkpoint, Precision
 from assay_kernels.selfcheck import Report
-from assay_kernels.settings import arithmetic
 from assay_kernels.vllm_plugin import modules, proof
 from assay_kernels.vllm_plugin.layers import AssayExpertsMethod, AssayLinearMethod
 
@@ -64,15 +63,16 @@ def _decoder_layer(name: str) -> str | None:
 
 
 def record_loaded(
-    model: Any, checkpoint: Checkpoint, arch: str, operators: str, report: Report
+    model: Any, checkpoint: Checkpoint, arch: str, mode: str, operators: str, report: Report
 ) -> None:
     """Log the summary and leave it as this process's proof.
 
+    mode: arithmetic, 'w4a16', 'w4a4' or 'reference'
     operators: where V4's own operators come from, 'native' or 'torch'
     """
     summary = proof.Summary(
         arch=arch,
-        mode=arithmetic(),
+        mode=mode,
         operators=operators,
         layers=dict(count_layers(model)),
         expected_nvfp4=expected_nvfp4(model, checkpoint),
