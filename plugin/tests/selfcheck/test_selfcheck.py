@@ -37,6 +37,18 @@ def test_a_sound_layer_passes(world: World, kernels: KernelSet) -> None:
     assert report.matrices == 8 + 3 + 3 * EXPERTS
 
 
+def test_torchs_default_type_does_not_matter(world: World) -> None:
+    """vLLM loads a model with bf16 as the default."""
+    layers = world.layer(1, CpuKernels())
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        report = world.check(layers)
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not report.replaced
+
+
 @pytest.mark.parametrize("scale", [None, 2.0**-5, 0.013])
 def test_quantised_activations_are_judged_as_such(world: World, scale: float | None) -> None:
     kernels = CpuKernels("w4a4")

@@ -147,7 +147,7 @@ def test_the_librarys_kernels_get_what_they_can_load(
     monkeypatch.setenv("ASSAY_KERNELS", "library")
     monkeypatch.setenv("ASSAY_REQUIRE", "0")
     assert AssayConfig.override_quantization_method(A, None, hf_config=V4) is None
-    with pytest.raises(kernel_choice.KernelChoiceError, match="cannot load .* dialect B"):
+    with pytest.raises(kernel_choice.KernelChoiceError, match=r"cannot load .* dialect B"):
         AssayConfig.override_quantization_method(B, None, hf_config=V4)
 
 

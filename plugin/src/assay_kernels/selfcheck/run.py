@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from assay_kernels.kernels.interface import KernelSet
 from assay_kernels.selfcheck import kernels as kernel_check
@@ -119,6 +122,17 @@ class _Run:
         )
 
 
+@contextmanager
+def _fp32_by_default() -> Iterator[None]:
+    """vLLM loads a model with bf16 as torch's default type: nothing here may inherit that."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def run(
     subjects: Sequence[Subject],
     reader: ShardReader,
@@ -135,8 +149,9 @@ def run(
     """
     began = time.monotonic()
     checks = _Run(subjects, reader, fallbacks, policy, deadline)
-    checks.check_kernels()
-    checks.check_weights()
+    with _fp32_by_default():
+        checks.check_kernels()
+        checks.check_weights()
     return Report(
         arch=arch,
         seconds=time.monotonic() - began,

@@ -192,7 +192,7 @@ class ExpertsSubject(Subject):
         scale = torch.empty(
             len(parts), rows, columns // 16, dtype=torch.float8_e4m3fn, device=self.device
         )
-        alpha = torch.empty(len(parts), rows, device=self.device)
+        alpha = torch.empty(len(parts), rows, dtype=torch.float32, device=self.device)
         for expert, matrices in enumerate(parts):
             row = 0
             for part in matrices:
