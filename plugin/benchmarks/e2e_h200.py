@@ -118,17 +118,21 @@ def worker(job: dict[str, Any]) -> None:
     import torch
 
     began = time.monotonic()
+    # Answers alone go to the parent; whatever else is printed goes to the log.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(f"ANSWER {json.dumps(value)}\n")
+        answers.flush()
+
     llm = start_engine(Path(job["checkpoint"]), Path(job["profile"]), **job["arguments"])
     engine = _Engine(llm, Path(job["out"]), job["vocabulary"])
     used = torch.cuda.max_memory_allocated() / 2**30
-    _answer({"ready_s": time.monotonic() - began, "peak_gib": used})
+    answer({"ready_s": time.monotonic() - began, "peak_gib": used})
     for line in sys.stdin:
         command = json.loads(line)
-        _answer(getattr(engine, command.pop("do"))(**command) or {})
-
-
-def _answer(value: dict[str, Any]) -> None:
-    print(f"ANSWER {json.dumps(value)}", flush=True)
+        answer(getattr(engine, command.pop("do"))(**command) or {})
 
 
 class _Engine:
@@ -183,10 +187,11 @@ class _Engine:
             [{"prompt_token_ids": ids} for ids in prompts], plan, use_tqdm=False
         )
         tokens = [list(a.outputs[0].token_ids) for a in answers]
-        # They come in the engine's order: greedy tokens tell whose they are.
-        by_tokens = {tuple(rows.argmax(-1).tolist()): rows for rows in self._distributions()}
+        # They come in the engine's order: greedy tokens tell whose they are, but for a tie.
+        found = self._distributions()
+        by_tokens = {tuple(rows.argmax(-1).tolist()): rows for rows in found}
         for i, emitted in enumerate(tokens):
-            np.save(self.out / f"{name}-{i}.npy", by_tokens[tuple(emitted)])
+            np.save(self.out / f"{name}-{i}.npy", by_tokens.get(tuple(emitted), found[i]))
         return {"tokens": tokens}
 
     def _timed(self, batch: int, length: int, tokens: int, seed: int) -> float:
