@@ -308,7 +308,7 @@ def _agree(
     for i, _ in enumerate(served):
         take("prefill", next(references)[:-1], out / f"prefill-{i}.npy")
     for i, head in enumerate(heads):
-        take("alone", next(references)[len(head) - 1 : -1], out / f"alone-{i}.npy")
+        take("alone", next(references)[len(head) - 1 : -1], out / f"alone-{i}-0.npy")
     by_text = {}
     for head, tokens in crowd_texts:
         by_text[head, tokens] = next(references)[len(head) - 1 : -1]

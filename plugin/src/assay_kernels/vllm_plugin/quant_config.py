@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import get_current_vllm_config
+from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
@@ -107,8 +107,8 @@ class AssayConfig(QuantizationConfig):
     @property
     def weight_block_size(self) -> list[int] | None:
         """[128, 128] where shared experts are FP8: vLLM pads those to whole blocks a rank."""
-        if current_platform.is_cpu():
-            return None
+        if current_platform.is_cpu() or get_current_vllm_config_or_none() is None:
+            return None  # vLLM also asks while it still puts its configuration together
         stored = self.checkpoint.precision("layers.0.ffn.shared_experts.w1")
         return [FP8_BLOCK, FP8_BLOCK] if stored == Precision.FP8_BLOCK else None
 
