@@ -277,7 +277,8 @@ def _agree(
     out = folder / process.name
     heads = [text.ids[: -text.decode] for text in texts if text.decode]
     # The long text once alone; a crowd of it would only measure its prefill.
-    crowd = [heads[1 + i % (len(heads) - 1)] for i in range(CROWD)]
+    short = heads[1:] or heads
+    crowd = [short[i % len(short)] for i in range(CROWD)]
     for i, text in enumerate(texts):
         process.ask({"do": "prefill", "ids": text.ids, "name": f"prefill-{i}"})
     log(process.name, "prefilled")
