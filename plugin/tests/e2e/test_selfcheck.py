@@ -1,4 +1,4 @@
-"""The self-check in a real server: it has run before the door opened, tells what it found wherever it
+"""The self-check in a real server: it has run before the door opened, tells what it found where it
 promised to, and a kernel that is wrong costs speed or the start, never coherence."""
 
 from __future__ import annotations
