@@ -102,13 +102,22 @@ B = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 A = FP8 | {"moe_quant_algo": "NVFP4"}
 
 
+MI300 = 94
+"""Stands for a GPU of another maker, whose capability also begins with a nine."""
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make vLLM's platform tell of a GPU with this major capability."""
 
     def of(major: int) -> None:
         capability = SimpleNamespace(major=major, minor=0)
-        platform = SimpleNamespace(is_cpu=lambda: False, get_device_capability=lambda: capability)
+        platform = SimpleNamespace(
+            is_cpu=lambda: False,
+            is_rocm=lambda: major == MI300,
+            is_xpu=lambda: False,
+            get_device_capability=lambda: capability,
+        )
         monkeypatch.setattr(kernel_choice, "current_platform", platform)
 
     return of
@@ -138,6 +147,11 @@ def test_kernels_that_a_gpu_cannot_have_are_refused(
     monkeypatch.setenv("ASSAY_KERNELS", wish)
     with pytest.raises(kernel_choice.KernelChoiceError, match=words):
         AssayConfig.override_quantization_method(A, None, hf_config=V4)
+
+
+def test_another_makers_gpu_is_left_to_vllm(gpu: Any) -> None:
+    gpu(MI300)
+    assert AssayConfig.override_quantization_method(A, None, hf_config=V4) is None
 
 
 def test_the_librarys_kernels_get_what_they_can_load(

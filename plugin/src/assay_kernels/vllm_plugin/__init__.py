@@ -18,10 +18,11 @@ def register() -> None:
 
     if current_platform.is_cpu():
         standins.install()
-    place = "cpu" if current_platform.is_cpu() else "gpu"
-    ModelRegistry.register_model(
-        ARCHITECTURE, f"assay_kernels.vllm_plugin.{place}.model:AssayDeepseekV4ForCausalLM"
-    )
+    if current_platform.is_cpu() or current_platform.is_cuda():
+        place = "cpu" if current_platform.is_cpu() else "gpu"
+        ModelRegistry.register_model(
+            ARCHITECTURE, f"assay_kernels.vllm_plugin.{place}.model:AssayDeepseekV4ForCausalLM"
+        )
     quant_config.register()
     metrics.register()
     proof.record_registered()

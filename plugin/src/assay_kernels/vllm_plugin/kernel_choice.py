@@ -41,6 +41,8 @@ def chosen(dialect: Dialect) -> Kernels:
         if wish == "reference":
             return wish
         raise KernelChoiceError(f"ASSAY_KERNELS={wish}: on a CPU there are cpu and reference")
+    if current_platform.is_rocm() or current_platform.is_xpu():
+        return "library"  # not ours to serve
     major = current_platform.get_device_capability().major
     if wish == "library":
         if require():
