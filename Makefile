@@ -87,6 +87,10 @@ test-gpu-compile: ## compile Hopper kernels without a GPU and read their machine
 bench-h200: ## time the Hopper kernels beside their peers on this GPU (needs the CUDA image; GPU_PYTHON=, ARGS=)
 	@PYTHONPATH=plugin/src $(or $(GPU_PYTHON),python3) plugin/benchmarks/h200.py $(ARGS)
 
+.PHONY: e2e-h200
+e2e-h200: ## vLLM with the plugin on this H200: coherent? how fast beside Humming and Marlin? (CUDA image; GPU_PYTHON=, ARGS='--phase miniature')
+	@PYTHONPATH=plugin/src $(or $(GPU_PYTHON),python3) plugin/benchmarks/e2e_h200.py $(ARGS)
+
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
 	@PYTHON="$(CURDIR)/$(BIN)/python" plugin/tests/avx2/run.sh $(MODEL)

@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 import yaml
 
 from assay_kernels import __version__
+from assay_kernels import settings as plugin_settings
 from assay_kernels.launcher import (
     arguments,
     client,
@@ -32,7 +33,13 @@ from assay_kernels.launcher import (
     shm,
     watchdog,
 )
-from assay_kernels.settings import arithmetic, cpu_operators
+from assay_kernels.settings import (
+    arithmetic,
+    cpu_operators,
+    kernels,
+    on_mismatch,
+    selfcheck_timeout,
+)
 from assay_kernels.vllm_plugin import door, proof
 
 BEHIND_THE_DOOR = "/v1/models"
@@ -139,6 +146,9 @@ def check(settings: Settings) -> None:
         stalled_after(settings)
         arithmetic(variables(settings))
         cpu_operators(variables(settings))
+        kernels(variables(settings))
+        on_mismatch(variables(settings))
+        selfcheck_timeout(variables(settings))
     except ValueError as error:
         raise LaunchError(str(error), 2) from error
     wish = wished(settings)
@@ -167,8 +177,7 @@ def wished(settings: Settings) -> preflight.Wish:
 
 def cache_folder(settings: Settings) -> Path:
     """Where everything that is compiled while serving is kept."""
-    given = variables(settings).get("ASSAY_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    return Path(given) if given else Path.home() / ".cache"
+    return plugin_settings.cache_folder(variables(settings))
 
 
 def stalled_after(settings: Settings) -> float:

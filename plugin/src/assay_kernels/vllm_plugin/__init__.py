@@ -21,8 +21,10 @@ def register() -> None:
 
         standins.install()
         waiting.spare_the_cores()
+    if current_platform.is_cpu() or current_platform.is_cuda():
+        place = "cpu" if current_platform.is_cpu() else "gpu"
         ModelRegistry.register_model(
-            ARCHITECTURE, "assay_kernels.vllm_plugin.cpu.model:AssayDeepseekV4ForCausalLM"
+            ARCHITECTURE, f"assay_kernels.vllm_plugin.{place}.model:AssayDeepseekV4ForCausalLM"
         )
     quant_config.register()
     metrics.register()
