@@ -74,7 +74,8 @@ class BlackwellKernels(KernelSet):
         check_weight(weight.shape)
         *lead, n, k = weight.shape
         codes, scales = weight.codes, weight.block_scale.view(torch.uint8)
-        alpha = weight.alpha.float()
+        input_scale = _static_scale(weight.input_scale)
+        alpha = weight.alpha.float() * (1.0 if input_scale is None else input_scale)
         if gate_up:
             codes, scales = gate_up_blocks(codes), gate_up_blocks(scales)
             alpha = gate_up_blocks(alpha.unsqueeze(-1)).squeeze(-1)
@@ -86,7 +87,7 @@ class BlackwellKernels(KernelSet):
             k,
             lead[0] if lead else 0,
             gate_up,
-            _static_scale(weight.input_scale),
+            input_scale,
         )
 
     def prepare_plain(self, weight: Tensor) -> PlainOperand:
@@ -267,6 +268,8 @@ class BlackwellKernels(KernelSet):
     ) -> Tensor:
         """Both routed layers, x [M, H] -> [M, H]: gather, L1 with SwiGLU, L2, sum by token."""
         _check_limit(l1, limit)
+        if not rows.rows:
+            return torch.zeros(x.shape[0], l2.n, dtype=torch.bfloat16, device=x.device)
         quantized = self.quantize_activation(x, l1.input_scale, rows.source)
         if l2.input_scale is not None:
             h = self._requantised(quantized, l1, limit, l2.input_scale, rows.tile_expert)
