@@ -38,6 +38,7 @@ from assay_kernels.kernels.sm100.config import (
     GemmConfig,
 )
 from assay_kernels.kernels.sm100.quantize import scale_offset
+from assay_kernels.kernels.sm100.schedule import locate
 
 STEPS = TILE_K // MMA_K
 
@@ -387,8 +388,7 @@ class Gemm:
         phase = Int32(1)
         tile = first_tile
         while tile < tiles:
-            row_tile = tile % used
-            channel_tile = tile // used
+            row_tile, channel_tile = locate(tile, used)
             expert = Int32(0)
             if cutlass.const_expr(self.grouped):
                 expert = ptx.load_i32(tile_expert.iterator.toint() + Int64(row_tile) * 4)
@@ -566,8 +566,7 @@ class Gemm:
         acc_phase = Int32(0)
         tile = first_tile
         while tile < tiles:
-            row_tile = tile % used
-            channel_tile = tile // used
+            row_tile, channel_tile = locate(tile, used)
             expert = Int32(0)
             if cutlass.const_expr(self.grouped):
                 expert = ptx.load_i32(tile_expert.iterator.toint() + Int64(row_tile) * 4)
