@@ -113,7 +113,7 @@ def compile_kernel(key: KernelKey, dump: Path | None = None, arch: str = ARCH) -
     if key.kind == "quantize":
         kernel: Any = Quantize(key.dynamic, key.grouped, hardware=arch == ARCH)
         arguments = [flat(BFloat16), flat(Uint8), flat(Uint8), flat(Float32, 4), flat(Int32, 4)]
-        arguments += [i, Int64(0), i, f, i]
+        arguments += [i, Int64(0), i, i, f, i]
     elif key.kind == "finalise":
         kernel = Finalise()
         arguments = [flat(Float32), flat(Int32, 4), flat(BFloat16), i, i, i, i]

@@ -49,7 +49,7 @@ class Gemm:
     epilogue: "bf16", "fp32": [M, N]; "swiglu": bf16 [M, N / 2]; "requantise": E2M1 codes
         [M, N / 4 bytes] and scales in the next GEMM's layout. The last two want channels in turns
         of sixteen gates and their sixteen ups.
-    row_scaled: multiply row m by row_scale[m].
+    row_scaled: multiply row m, group g by row_scale[m * groups + g].
     grouped: rows of x come in tiles of 128, each of the expert that `tile_expert` names.
     """
 
@@ -78,7 +78,7 @@ class Gemm:
         w: cute.Tensor,  # uint8 [E * N * K / 2]
         w_scales: cute.Tensor,  # uint8, 128 x 4 layout
         alpha: cute.Tensor,  # fp32 [E * N]
-        row_scale: cute.Tensor,  # fp32 [M]
+        row_scale: cute.Tensor,  # fp32 [M * groups]
         out: cute.Tensor,  # bf16, fp32 or uint8
         out_scales: cute.Tensor,  # uint8, 128 x 4 layout; "requantise" only
         tile_expert: cute.Tensor,  # int32 [row tiles + 1]; the last is how many are in use
@@ -562,6 +562,7 @@ class Gemm:
         first_tile, step, tiles, used = work
         alpha, row_scale, out, out_scales, tile_expert = tensors
         m, n, group_n = sizes
+        groups = n // group_n
         acc_stage = Int32(0)
         acc_phase = Int32(0)
         tile = first_tile
@@ -572,6 +573,7 @@ class Gemm:
                 expert = ptx.load_i32(tile_expert.iterator.toint() + Int64(row_tile) * 4)
             channel = channel_tile * c.channels
             alpha_at = alpha.iterator.toint() + Int64(expert * n + channel) * 4
+            scale_at = row_scale.iterator.toint() + channel // group_n * 4
             lane = rank * LANES + tidx
             cute.arch.mbarrier_wait(ready + acc_stage, acc_phase)
             ptx.after_sync()
@@ -580,14 +582,23 @@ class Gemm:
                 values = ptx.load_accumulators(at)
                 self._release(free, acc_stage)
                 self._store_swapped(
-                    values, alpha_at, row_scale, out, row_tile * c.tokens, channel + tidx, tidx, m, n
+                    values,
+                    alpha_at,
+                    scale_at,
+                    out,
+                    row_tile * c.tokens,
+                    channel + tidx,
+                    tidx,
+                    m,
+                    n,
+                    groups,
                 )
             else:
                 row = row_tile * c.tokens + lane
                 scale = Float32(1.0)
                 if cutlass.const_expr(self.row_scaled):
                     if row < m:
-                        scale = ptx.load_f32(row_scale.iterator.toint() + Int64(row) * 4)
+                        scale = ptx.load_f32(scale_at + Int64(row) * groups * 4)
                 for chunk in cutlass.range(c.tile_n // CHUNK, unroll=1):
                     values = ptx.load_accumulators(at + chunk * CHUNK)
                     if chunk == c.tile_n // CHUNK - 1:
@@ -684,13 +695,14 @@ class Gemm:
         self,
         values: tuple[Float32, ...],
         alpha_at: Int64,
-        row_scale: cute.Tensor,
+        scale_at: Int64,
         out: cute.Tensor,
         row: Int32,
         column: Int32,
         tidx: Int32,
         m: Int32,
         n: Int32,
+        groups: Int32,
     ) -> None:
         """One channel of every token: lanes of a warp write neighbours."""
         if column < n:
@@ -700,7 +712,7 @@ class Gemm:
                     y = arithmetic.multiply(values[i], factor)
                     if cutlass.const_expr(self.row_scaled):
                         y = arithmetic.multiply(
-                            y, ptx.load_f32(row_scale.iterator.toint() + Int64(row + i) * 4)
+                            y, ptx.load_f32(scale_at + Int64(row + i) * groups * 4)
                         )
                     at = Int64(row + i) * n + column
                     if cutlass.const_expr(self.epilogue == "bf16"):

@@ -45,7 +45,7 @@ class Quantized:
 
     codes: Tensor  # uint8 [rows * K / 2]
     scales: Tensor  # uint8, 128 x 4 layout, padding zero
-    row_scale: Tensor | None  # fp32 [rows]; None: static, part of alpha
+    row_scale: Tensor | None  # fp32 [rows * groups]; None: static, part of alpha
     rows: int
     k: int
 
@@ -95,9 +95,10 @@ class BlackwellKernels(KernelSet):
         return PlainOperand(weight)
 
     def quantize_activation(
-        self, x: Tensor, scale: float | None, source: Tensor | None = None
+        self, x: Tensor, scale: float | None, source: Tensor | None = None, groups: int = 1
     ) -> Quantized:
-        """x [M, K] bf16 -> codes, 128 x 4 scales and, without a static scale, a scale a row.
+        """x [M, groups * K] bf16 -> codes, 128 x 4 scales and, without a static scale, a scale a
+        row and group.
 
         source: int32 [R], the row of x that row r is, -1 for zeros; None: rows as they are.
         """
@@ -107,21 +108,21 @@ class BlackwellKernels(KernelSet):
                 "x must be bfloat16 with contiguous rows that start on 16 bytes, "
                 f"got {x.dtype} with strides {x.stride()}"
             )
-        if k % 64:
-            raise ValueError(f"K must be a multiple of 64, got {k}")
+        if k % (64 * groups):
+            raise ValueError(f"{groups} groups of K must be multiples of 64, got {k}")
         rows = x.shape[0] if source is None else source.shape[0]
         device = x.device
         codes = torch.empty(rows * k // 2, dtype=torch.uint8, device=device)
         full_rows, full_columns = padded(rows, k // 16)
         scales = torch.empty(full_rows * full_columns, dtype=torch.uint8, device=device)
         dynamic = scale is None
-        row_scale = torch.empty(rows if dynamic else 0, dtype=torch.float32, device=device)
+        row_scale = torch.empty(rows * groups if dynamic else 0, dtype=torch.float32, device=device)
         tokens = source if source is not None else torch.empty(0, dtype=torch.int32, device=device)
         if rows:
             key = KernelKey("quantize", dynamic=dynamic, grouped=source is not None)
             load_kernel(key)(
                 x.as_strided((x.stride(0) * (x.shape[0] - 1) + k,), (1,)), codes, scales,
-                row_scale, tokens, rows, x.stride(0), k, scale or 0.0, self._pdl,
+                row_scale, tokens, rows, x.stride(0), k // groups, groups, scale or 0.0, self._pdl,
             )  # fmt: skip
         return Quantized(codes, scales, row_scale if dynamic else None, rows, k)
 
@@ -254,7 +255,7 @@ class BlackwellKernels(KernelSet):
         out = torch.empty(x.shape[0], whole.n, dtype=torch.bfloat16, device=x.device)
         if x.shape[0]:
             flat = x.reshape(x.shape[0], groups * operand.k)
-            quantized = self.quantize_activation(flat, operand.input_scale)
+            quantized = self.quantize_activation(flat, operand.input_scale, groups=groups)
             self._gemm(quantized, whole, out, "bf16", group_n=operand.n)
         return out.view(x.shape[0], groups, operand.n)
 

@@ -23,11 +23,11 @@ def scale_offset(row: Int32, column: Int32, columns: Int32) -> Int64:
 
 
 class Quantize:
-    """One block a row; rows past the last token, and unused rows of an expert, become zeros.
+    """One block a row and group; rows past the last, and unused rows of an expert, become zeros.
 
-    dynamic: every row gets a global scale of its own, stored in `row_scale`.
-    gather: row r is x[tokens[r]], zeros where tokens[r] < 0, and `row_scale` is multiplied by the
-        row's router weight.
+    A row is `groups` times k inputs (`wo_a` has a weight for each group; elsewhere there is one).
+    dynamic: every row of a group gets a global scale of its own, stored in `row_scale`.
+    gather: row r is x[tokens[r]], zeros where tokens[r] < 0.
     hardware: E2M1 by instruction (sm_100a) or by its stand-in.
     """
 
@@ -40,19 +40,20 @@ class Quantize:
     def __call__(
         self,
         x: cute.Tensor,  # bf16 [tokens * stride]
-        codes: cute.Tensor,  # uint8 [rows * k / 2]
-        scales: cute.Tensor,  # uint8 [rows padded to 128 * k / 16 padded to 4]
-        row_scale: cute.Tensor,  # fp32 [rows]
+        codes: cute.Tensor,  # uint8 [rows * groups * k / 2]
+        scales: cute.Tensor,  # uint8 [rows padded to 128 * groups * k / 16]
+        row_scale: cute.Tensor,  # fp32 [rows * groups]
         tokens: cute.Tensor,  # int32 [rows] of a gather
         rows: Int32,  # rows of `codes`
         stride: Int64,  # elements from one row of x to the next
-        k: Int32,
+        k: Int32,  # a multiple of 64
+        groups: Int32,
         scale: Float32,  # static global scale
         pdl: Int32,
         stream: Any,
     ) -> None:
         self.kernel(x, codes, scales, row_scale, tokens, rows, stride, k, scale).launch(
-            grid=((rows + 127) // 128 * 128, 1, 1),
+            grid=(groups, (rows + 127) // 128 * 128, 1),
             block=(THREADS, 1, 1),
             use_pdl=pdl,
             stream=stream,
@@ -72,8 +73,11 @@ class Quantize:
         scale: Float32,
     ) -> None:
         tidx, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
+        group, row, _ = cute.arch.block_idx()
+        groups, _, _ = cute.arch.grid_dim()
         columns = k // 16
+        first = group * columns
+        every = groups * columns
         scales_at = scales.iterator.toint()
         partial = cutlass.utils.SmemAllocator().allocate_tensor(
             Float32, cute.make_layout(WARPS), 16
@@ -84,18 +88,18 @@ class Quantize:
             source = Int32(-1)
         elif cutlass.const_expr(self.gather):
             source = ptx.load_i32(tokens.iterator.toint() + Int64(row) * 4)
-        padded = (columns + 3) // 4 * 4
+        codes_at = codes.iterator.toint() + (Int64(row) * every + first) * 8
+        row_scale_at = row_scale.iterator.toint() + (Int64(row) * groups + group) * 4
         if source < 0:
-            for s in cutlass.range(tidx, padded, THREADS, unroll=1):
-                ptx.store_u8(scales_at + scale_offset(row, s, columns), Int32(0))
-                if row < rows and s < columns:
-                    at = codes.iterator.toint() + Int64(row) * (k // 2) + s * 8
-                    ptx.store_v2(at, Int32(0), Int32(0))
+            for s in cutlass.range(tidx, columns, THREADS, unroll=1):
+                ptx.store_u8(scales_at + scale_offset(row, first + s, every), Int32(0))
+                if row < rows:
+                    ptx.store_v2(codes_at + s * 8, Int32(0), Int32(0))
             if cutlass.const_expr(self.dynamic):
                 if row < rows and tidx == 0:
-                    ptx.store_f32(row_scale.iterator.toint() + Int64(row) * 4, Float32(0.0))
+                    ptx.store_f32(row_scale_at, Float32(0.0))
         else:
-            x_at = x.iterator.toint() + Int64(source) * stride * 2
+            x_at = x.iterator.toint() + (Int64(source) * stride + group * k) * 2
             if cutlass.const_expr(self.dynamic):
                 amax = Float32(0.0)
                 for s in cutlass.range(tidx, columns, THREADS, unroll=1):
@@ -111,17 +115,13 @@ class Quantize:
                     amax = arithmetic.largest(amax, partial[warp])
                 scale = arithmetic.row_scale(amax)
                 if tidx == 0:
-                    ptx.store_f32(row_scale.iterator.toint() + Int64(row) * 4, scale)
-            for s in cutlass.range(tidx, padded, THREADS, unroll=1):
-                if s < columns:
-                    low, high, byte = arithmetic.quantize_block(
-                        self._block(x_at, s), scale, self.hardware
-                    )
-                    at = codes.iterator.toint() + Int64(row) * (k // 2) + s * 8
-                    ptx.store_v2(at, low, high)
-                    ptx.store_u8(scales_at + scale_offset(row, s, columns), byte)
-                else:
-                    ptx.store_u8(scales_at + scale_offset(row, s, columns), Int32(0))
+                    ptx.store_f32(row_scale_at, scale)
+            for s in cutlass.range(tidx, columns, THREADS, unroll=1):
+                low, high, byte = arithmetic.quantize_block(
+                    self._block(x_at, s), scale, self.hardware
+                )
+                ptx.store_v2(codes_at + s * 8, low, high)
+                ptx.store_u8(scales_at + scale_offset(row, first + s, every), byte)
         cute.arch.griddepcontrol_launch_dependents()
 
     def _block(self, x_at: Int64, s: Int32) -> list[Float32]:
