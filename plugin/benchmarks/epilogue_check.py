@@ -4,9 +4,9 @@
 
 All 16 codes x all 127 scales x values at, just below and just above every rounding boundary,
 several global scales; random blocks; the ends of fp32, zeros of both signs, infinities and NaN.
-Codes, scales and row scales must be equal bit for bit; SiLU may differ by `SILU_ULP` fp32 steps. On
-an H200 the E2M1 instruction has a stand-in that is compared with its documented rounding. Exits 1 on
-any difference.
+Codes, scales and row scales must be equal bit for bit; SiLU may differ by `SILU_ULP` fp32 steps.
+On an H200 the E2M1 instruction has a stand-in that is compared with its documented rounding. Exits
+1 on any difference.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compile every Blackwell kernel without a GPU and write docs/kernels-sm100.md's tables.
 
-    python plugin/benchmarks/sm100_table.py compile    # results/sm100.json, goes on where it stopped
+    python plugin/benchmarks/sm100_table.py compile    # results/sm100.json; goes on where it was
     python plugin/benchmarks/sm100_table.py docs       # the tables, from that file
 
 `compile` needs the CUTLASS DSL and the disassembler wheels; `docs` neither.
@@ -35,7 +35,9 @@ def compile_all() -> None:
         if key.name not in done["kernels"]:
             found = gather(key)
             done["kernels"][key.name] = found.as_json()
-            print(f"{key.name:<44}{found.seconds:>6.1f} s{found.registers:>5} registers", flush=True)
+            print(
+                f"{key.name:<44}{found.seconds:>6.1f} s{found.registers:>5} registers", flush=True
+            )
             RESULTS.write_text(json.dumps(done, indent=1, sort_keys=True) + "\n")
 
 
@@ -52,7 +54,12 @@ def _kernel_row(key: KernelKey, found: dict[str, Any]) -> str:
     smem = f"{config.smem_bytes / 1024:.0f}" if config else "1"
     tmem = str(config.columns) if config else "-"
     evidence = _counts(
-        found["opcodes"], "UTCOMMA", "UTCCP", "UTMALDG", "F2FP.SATFINITE.E2M1", "F2FP.SATFINITE.E4M3"
+        found["opcodes"],
+        "UTCOMMA",
+        "UTCCP",
+        "UTMALDG",
+        "F2FP.SATFINITE.E2M1",
+        "F2FP.SATFINITE.E4M3",
     )
     return (
         f"| {key.name} | {found['seconds']} | {found['registers']} | {found['stack']} | {smem} "
@@ -63,7 +70,7 @@ def _kernel_row(key: KernelKey, found: dict[str, Any]) -> str:
 def tables(results: dict[str, Any]) -> str:
     lines = [
         "### Kernels, each compiled and inspected, not run",
-        "Compile seconds on two shared cores; stack in bytes; smem in KiB a block, TMEM in columns.",
+        "Compile seconds on two shared cores; stack in bytes; smem in KiB a block; TMEM columns.",
         "",
         "| kernel | compile s | registers | stack | smem | TMEM | mbarriers | SASS |",
         "|---|---|---|---|---|---|---|---|",
@@ -73,8 +80,8 @@ def tables(results: dict[str, Any]) -> str:
     lines += [
         "",
         "### Predicted microseconds (floor), nothing here was measured",
-        "The product alone: quantising x is a launch of its own. A floor is bytes once at 7.2 TB/s, "
-        "operations once at 8.2 PFLOP/s.",
+        "The product alone: quantising x is a launch of its own. A floor is bytes once at 7.2 "
+        "TB/s, operations once at 8.2 PFLOP/s.",
         "",
         "| model | layer | kernel | N x K | " + " | ".join(f"M = {m}" for m in TOKENS) + " |",
         "|---|---|---|---|" + "---|" * len(TOKENS),

@@ -95,6 +95,4 @@ def test_clusters_visit_every_tile_once_for_random_group_sizes() -> None:
                     for tile in visits(cluster, clusters, row_tiles, channel_tiles)
                 )
                 assert set(seen.values()) <= {1}
-                assert set(seen) == {
-                    (r, c) for r in range(row_tiles) for c in range(channel_tiles)
-                }
+                assert set(seen) == {(r, c) for r in range(row_tiles) for c in range(channel_tiles)}

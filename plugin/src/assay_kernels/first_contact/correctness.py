@@ -126,9 +126,7 @@ def _wo_a(subject: Subject, groups: int, m: int, scale: float | None) -> Iterato
     yield "wo_a", {"groups": groups, "m": m, "input_scale": scale}, check
 
 
-def _routed(
-    subject: Subject, m: int, scale: float | None, routing: str
-) -> Iterator[Case]:
+def _routed(subject: Subject, m: int, scale: float | None, routing: str) -> Iterator[Case]:
     experts, slots, hidden, inner = 8, 3, 512, 256
     w13 = weight(2 * inner, hidden, subject.device, scale, experts)
     w2 = weight(hidden, inner, subject.device, scale, experts)
@@ -206,9 +204,7 @@ def _quantiser(subject: Subject, m: int, k: int, scale: float | None) -> Iterato
         w = weight(512, k, subject.device, scale)
         operand = kernels.prepare_gate_up(_copied(w))
         found = kernels.dense_swiglu_requantised(x, operand, LIMIT, 0.01)
-        exact = reference.dense(
-            _input(subject, x, w), w.codes, w.block_scale, _alpha(subject, w)
-        )
+        exact = reference.dense(_input(subject, x, w), w.codes, w.block_scale, _alpha(subject, w))
         gate, up = exact.chunk(2, dim=-1)
         h = reference.swiglu(gate, up, LIMIT)
         wanted = quantize_activation(h, torch.tensor(0.01, device=subject.device))

@@ -64,9 +64,7 @@ def first_contact(
             report["speed"] = measure(subject(architecture), architecture)
     if "sanitizer" not in options.skip:
         say("compute-sanitizer")
-        report["sanitizer"] = (
-            {"why": "no GPU"} if architecture == "cpu" else sanitizer.sanitize()
-        )
+        report["sanitizer"] = {"why": "no GPU"} if architecture == "cpu" else sanitizer.sanitize()
     report["seconds"] = round(time.monotonic() - begin, 1)
     report["passed"] = _passed(report)
     return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +65,14 @@ def _row(
         return {**kind, "impl": implementation, "us": None, "why": str(error)[:300]}
 
 
+def _ours(subject: Subject, x: torch.Tensor, operands: list[Any], i: int) -> object:
+    return subject.kernels.dense(x, operands[i])
+
+
+def _cublas(x: torch.Tensor, weights: list[torch.Tensor], i: int) -> object:
+    return torch.nn.functional.linear(x, weights[i])
+
+
 def measure(subject: Subject, architecture: str) -> list[dict[str, Any]]:
     """Rows of (n, k, m, impl, us); ours includes quantising x."""
     rows: list[dict[str, Any]] = []
@@ -76,10 +85,9 @@ def measure(subject: Subject, architecture: str) -> list[dict[str, Any]]:
         for m in TOKENS:
             kind = {"n": n, "k": k, "m": m}
             x = torch.randn(m, k, device=subject.device, dtype=torch.bfloat16)
-            rows.append(_row(kind, "ours", lambda i: subject.kernels.dense(x, operands[i])))
-            rows.append(
-                _row(kind, "cublas bf16", lambda i: torch.nn.functional.linear(x, plain[i]))
-            )
+            ours = partial(_ours, subject, x, operands)
+            rows.append(_row(kind, "ours", ours))
+            rows.append(_row(kind, "cublas bf16", partial(_cublas, x, plain)))
             if architecture == "sm_100":
                 rows.append(_row(kind, "flashinfer", _flashinfer_or_why(n, k, m, subject.device)))
                 predicted = performance.blackwell(Shape("-", "-", n, k, "dense"), m)

@@ -202,9 +202,7 @@ def select(
 
 
 @dsl_user_op
-def _quotient(
-    value: Float32, step: Float32, *, loc: Any = None, ip: Any = None
-) -> Float32:
+def _quotient(value: Float32, step: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
     """value / step; a zero of value's sign where step is zero."""
     return Float32(
         _pure(

@@ -5,6 +5,8 @@ Needs the wheels nvidia-cuda-nvdisasm and nvidia-cuda-cuobjdump besides the DSL.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import tempfile
@@ -14,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from assay_kernels.kernels.sm100.compiler import ARCH, KernelKey, compile_kernel
+from assay_kernels.kernels.sm100.compiler import ARCH, KernelKey, cache_folder, compile_kernel
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,24 @@ def _output(*command: Any) -> str:
 
 
 def gather(key: KernelKey, arch: str = ARCH) -> Evidence:
-    """Compile for `arch` without a GPU and read the result."""
+    """Compile for `arch` without a GPU and read the result.
+
+    With `ASSAY_KERNEL_CACHE` set, what was read is kept there under the sources' fingerprint.
+    """
+    if not os.environ.get("ASSAY_KERNEL_CACHE"):
+        return _gather(key, arch)
+    path = cache_folder() / f"{key.name}.{arch}.json"
+    if path.exists():
+        return Evidence(**json.loads(path.read_text()))
+    found = _gather(key, arch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(found)))
+    os.replace(temporary, path)
+    return found
+
+
+def _gather(key: KernelKey, arch: str) -> Evidence:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begin = time.perf_counter()
@@ -156,7 +175,9 @@ def gather(key: KernelKey, arch: str = ARCH) -> Evidence:
         ptx = compiled.__ptx__
     resources = dict(re.findall(r"(REG|STACK):(\d+)", usage))
     opcodes: dict[str, int] = {}
-    for opcode in re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_.a-z]*)", sass, re.M):
+    for opcode in re.findall(
+        r"^\s+/\*[0-9a-f]+\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_.a-z]*)", sass, re.M
+    ):
         opcodes[opcode] = opcodes.get(opcode, 0) + 1
     return Evidence(
         name=key.name,

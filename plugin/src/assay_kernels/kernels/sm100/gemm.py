@@ -2,8 +2,8 @@
 
 Warp roles, the same sequence that `pipeline` models:
 
-- load warp (both CTAs of a pair): wait for an empty stage; codes and scales of both operands by TMA.
-  The leader's barrier counts the bytes of both CTAs.
+- load warp (both CTAs of a pair): wait for an empty stage; codes and scales of both operands by
+  TMA. The leader's barrier counts the bytes of both CTAs.
 - MMA warp (leader only): wait for a full stage; scales to tensor memory (tcgen05.cp, in order with
   the MMAs that read them); four block-scaled MMAs of K = 64; commit frees the stage in both CTAs.
   After a tile's last stage, commit hands the accumulator over.
@@ -405,12 +405,8 @@ class Gemm:
                     with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive_and_expect_tx(full + stage, c.transaction_bytes)
                 bar = full + stage
-                cute.copy(
-                    a_tma, a_from[None, a_tile, a_k + i], a_to[None, stage], tma_bar_ptr=bar
-                )
-                cute.copy(
-                    b_tma, b_from[None, b_tile, b_k + i], b_to[None, stage], tma_bar_ptr=bar
-                )
+                cute.copy(a_tma, a_from[None, a_tile, a_k + i], a_to[None, stage], tma_bar_ptr=bar)
+                cute.copy(b_tma, b_from[None, b_tile, b_k + i], b_to[None, stage], tma_bar_ptr=bar)
                 cute.copy(
                     sfa_tma,
                     sfa_from[None, a_tile * c.ctas + rank, a_k + i],
@@ -446,7 +442,11 @@ class Gemm:
         shared = cute.make_tensor(cute.recast_ptr(pointer, dtype=Int32), layout)
         grid = cute.local_tile(coords, (tiles, STEPS, words), (None, None, 0))
         to, source = cpasync.tma_partition(
-            tma, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), cute.group_modes(grid, 0, 3)
+            tma,
+            0,
+            cute.make_layout(1),
+            cute.group_modes(shared, 0, 3),
+            cute.group_modes(grid, 0, 3),
         )
         return to, source
 
@@ -474,15 +474,11 @@ class Gemm:
         first = (None, None, None, 0)
         sfa_tmem = cute.make_tensor(
             cute.recast_ptr(acc_ptr + sfa_at, dtype=Float8E4M3FN),
-            blockscaled_layout.make_tmem_layout_sfa(
-                mma, tiler, 16, cute.slice_(sfa_layout, first)
-            ),
+            blockscaled_layout.make_tmem_layout_sfa(mma, tiler, 16, cute.slice_(sfa_layout, first)),
         )
         sfb_tmem = cute.make_tensor(
             cute.recast_ptr(acc_ptr + sfa_at + 4 * STEPS, dtype=Float8E4M3FN),
-            blockscaled_layout.make_tmem_layout_sfb(
-                mma, tiler, 16, cute.slice_(sfb_layout, first)
-            ),
+            blockscaled_layout.make_tmem_layout_sfb(mma, tiler, 16, cute.slice_(sfb_layout, first)),
         )
         sfa_copy, sfa_from, sfa_to = self._to_tmem(sfa_ptr, sfa_layout, sfa_tmem)
         sfb_copy, sfb_from, sfb_to = self._to_tmem(sfb_ptr, sfb_layout, sfb_tmem)
@@ -654,9 +650,7 @@ class Gemm:
     ) -> None:
         """One row's 32 channels from `column` on."""
         alphas = [a for i in range(CHUNK // 4) for a in ptx.load_f4(alpha_at + 16 * i)]
-        y = [
-            arithmetic.multiply(value, a) for value, a in zip(values, alphas, strict=True)
-        ]
+        y = [arithmetic.multiply(value, a) for value, a in zip(values, alphas, strict=True)]
         if cutlass.const_expr(self.row_scaled):
             y = [arithmetic.multiply(value, scale) for value in y]
         base = out.iterator.toint()

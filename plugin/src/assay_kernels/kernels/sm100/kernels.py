@@ -276,14 +276,10 @@ class BlackwellKernels(KernelSet):
             h = self._requantised(quantized, l1, limit, l2.input_scale, rows.tile_expert)
             return self._combine(h, l2, rows)
         out = torch.empty(rows.rows, l1.n // 2, dtype=torch.bfloat16, device=x.device)
-        self._gemm(
-            quantized, l1, out, "swiglu", limit=limit, tile_expert=rows.tile_expert
-        )
+        self._gemm(quantized, l1, out, "swiglu", limit=limit, tile_expert=rows.tile_expert)
         return self._combine(self._rows_quantized(out, l2, rows), l2, rows)
 
-    def _rows_quantized(
-        self, h: Tensor, operand: BlackwellOperand, rows: TiledRows
-    ) -> Quantized:
+    def _rows_quantized(self, h: Tensor, operand: BlackwellOperand, rows: TiledRows) -> Quantized:
         """Rows in tiles; those of padding and of tiles not in use become zeros, unread."""
         index = torch.arange(rows.rows, dtype=torch.int32, device=h.device)
         source = torch.where(rows.source >= 0, index, -1)
@@ -294,9 +290,7 @@ class BlackwellKernels(KernelSet):
         weight = rows.weight if h.row_scale is None else rows.weight * h.row_scale
         device = h.codes.device
         products = torch.empty(rows.rows, operand.n, dtype=torch.float32, device=device)
-        self._gemm(
-            h, operand, products, "fp32", row_scale=weight, tile_expert=rows.tile_expert
-        )
+        self._gemm(h, operand, products, "fp32", row_scale=weight, tile_expert=rows.tile_expert)
         tokens, slots = rows.place.shape
         out = torch.empty(tokens, operand.n, dtype=torch.bfloat16, device=device)
         load_kernel(KernelKey("finalise"))(
@@ -319,9 +313,7 @@ class BlackwellKernels(KernelSet):
         out = torch.empty(rows.rows, operand.n // 2, dtype=torch.bfloat16, device=x.device)
         if rows.rows:
             quantized = self.quantize_activation(x, operand.input_scale, rows.source)
-            self._gemm(
-                quantized, operand, out, "swiglu", limit=limit, tile_expert=rows.tile_expert
-            )
+            self._gemm(quantized, operand, out, "swiglu", limit=limit, tile_expert=rows.tile_expert)
         return out if keep is None else out[keep]
 
     def grouped_l2(

@@ -1,11 +1,11 @@
 """How long a product should take, so that the first real run has something to be wrong about.
 
 A launch costs a fixed time. Then waves of tiles: each takes the longest of its tensor time, its
-instructions outside the tensor cores, and its bytes' way from memory, where an SM alone gets no more
-than its own share and all together no more than the memory gives; the epilogue of the last tile is
-hidden by nothing. The model's three free constants (`launch_us`, `memory_share`, `tensor_share`)
-were set on the measured Hopper rows for M = 1 and M = 4096 of one shape (6144 x 7168, 8192 x 1536)
-and are the same for Blackwell, where nothing has been measured.
+instructions outside the tensor cores, and its bytes' way from memory, where an SM alone gets no
+more than its own share and all together no more than the memory gives; the epilogue of the last
+tile is hidden by nothing. The model's three free constants (`launch_us`, `memory_share`,
+`tensor_share`) were chosen by hand with the measured Hopper rows in view, so there the model is a
+fit. Blackwell takes the same constants, and nothing of it has been measured.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Prediction:
 
 
 def predict(gpu: Gpu, tile: Tile, tiles: int, bytes_once: float, useful: float) -> Prediction:
-    """`tiles` equal tiles on `gpu`. bytes_once: what memory delivers at least; useful operations."""
-    active = min(tiles, gpu.sms)
+    """`tiles` equal tiles. bytes_once: what memory delivers at least; useful: operations."""
     waves = math.ceil(tiles / gpu.sms)
     clock = gpu.clock_ghz * 1e3  # cycles a microsecond
     sm_rate = gpu.sm_bytes_per_clock * clock * gpu.memory_share
@@ -73,7 +72,6 @@ def predict(gpu: Gpu, tile: Tile, tiles: int, bytes_once: float, useful: float) 
     bound = max(times, key=lambda name: times[name])
     us = gpu.launch_us + waves * times[bound] + tile.epilogue / 4 / clock
     floor = max(bytes_once / (gpu.memory_tb_s * 1e6), useful / (gpu.tensor_tflops * 1e6))
-    assert active > 0
     return Prediction(us, floor, waves, bound)
 
 

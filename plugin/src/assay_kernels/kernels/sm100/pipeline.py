@@ -312,9 +312,7 @@ def search(
         if not following:
             if state.positions != ends or state.flying or state.queue:
                 stuck = [
-                    machine.roles[i][at]
-                    for i, at in enumerate(state.positions)
-                    if at < ends[i]
+                    machine.roles[i][at] for i, at in enumerate(state.positions) if at < ends[i]
                 ]
                 machine.complain("deadlock", f"waiting: {[s.barrier for s in stuck]}")
                 break
@@ -344,7 +342,9 @@ def mutants(p: Protocol) -> dict[str, Protocol]:
         "accumulator released before it is read": replace(p, release_after_read=False),
         "one arrival too few frees an accumulator": replace(p, acc_releases=p.acc_releases - 1),
         "one arrival too many is needed": replace(p, acc_releases=p.acc_releases + 1),
-        "load warp leaves while copies are in flight": replace(p, drain=False, mma_waits_full=False),
+        "load warp leaves while copies are in flight": replace(
+            p, drain=False, mma_waits_full=False
+        ),
     }
     if p.ctas == 2:
         changed["bytes of one CTA only"] = replace(p, expected_bytes=p.bytes_a_cta)

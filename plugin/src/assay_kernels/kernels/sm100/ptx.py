@@ -31,9 +31,7 @@ def load_accumulators(address: Int32, *, loc: Any = None, ip: Any = None) -> tup
         loc=loc,
         ip=ip,
     )
-    return tuple(
-        Float32(llvm.extractvalue(T.f32(), value, [i], loc=loc, ip=ip)) for i in range(32)
-    )
+    return tuple(Float32(llvm.extractvalue(T.f32(), value, [i], loc=loc, ip=ip)) for i in range(32))
 
 
 @dsl_user_op

@@ -128,4 +128,3 @@ class Quantize:
         """The 16 values of block s."""
         words = [*ptx.load_v4(x_at + s * 32), *ptx.load_v4(x_at + s * 32 + 16)]
         return [value for word in words for value in arithmetic.bf16_pair(word)]
-

@@ -1,4 +1,4 @@
-"""The router's choice as tiles of 128 rows, each of one expert, with shapes that do not depend on it.
+"""The router's choice as tiles of 128 rows, each of one expert, in shapes that ignore the choice.
 
 Rows are sorted by expert and every expert's rows are padded to whole tiles: tiles in use come
 first, so a persistent kernel needs their number only, read on the device (CUDA graphs).
@@ -65,8 +65,6 @@ class TiledRows:
         return cls(
             source=source[:-1].contiguous(),
             weight=weight[:-1].contiguous(),
-            tile_expert=torch.cat(
-                [used.clamp(max=num_local_experts - 1), tile_ends[-1:]]
-            ).int(),
+            tile_expert=torch.cat([used.clamp(max=num_local_experts - 1), tile_ends[-1:]]).int(),
             place=place.view(tokens, slots),
         )

@@ -89,7 +89,5 @@ def all_keys() -> list[KernelKey]:
                 if shape.epilogue == "requantise":
                     # A per-token scale of the next layer needs the whole row: bf16 in between.
                     key = key_for(shape, m, row_scaled=row_scaled)
-                    keys.add(
-                        KernelKey("gemm", key.config, "swiglu", key.row_scaled, key.grouped)
-                    )
+                    keys.add(KernelKey("gemm", key.config, "swiglu", key.row_scaled, key.grouped))
     return sorted(keys, key=lambda key: key.name)
