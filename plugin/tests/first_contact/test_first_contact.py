@@ -67,7 +67,7 @@ class Wrong(CpuKernels):
 @pytest.mark.parametrize(
     ("mistake", "kernels"),
     [
-        ("one scale for two partitions", {"dense", "compressor", "wo_a", "grouped_l2"}),
+        ("one scale for two partitions", KERNELS),
         ("no clamp", {"dense_swiglu"}),
         ("stale last row", {"grouped_l2"}),
         ("raises", {"wo_a"}),
