@@ -342,9 +342,7 @@ def mutants(p: Protocol) -> dict[str, Protocol]:
         "accumulator released before it is read": replace(p, release_after_read=False),
         "one arrival too few frees an accumulator": replace(p, acc_releases=p.acc_releases - 1),
         "one arrival too many is needed": replace(p, acc_releases=p.acc_releases + 1),
-        "load warp leaves while copies are in flight": replace(
-            p, drain=False, mma_waits_full=False
-        ),
+        "load warp leaves while copies are in flight": replace(p, drain=False),
     }
     if p.ctas == 2:
         changed["bytes of one CTA only"] = replace(p, expected_bytes=p.bytes_a_cta)
