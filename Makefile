@@ -76,12 +76,13 @@ lint-containers: ## hadolint, the compose schema and the shell scripts, as far a
 
 .PHONY: test-gpu-compile
 test-gpu-compile: MARK = -m "not slow"
-test-gpu-compile: ## compile Hopper kernels without a GPU and read their machine code (own environment, .venv-gpu)
+test-gpu-compile: ## compile Hopper and Blackwell kernels without a GPU and read their machine code (own environment, .venv-gpu)
 	@lock=plugin/requirements/gpu-compile.lock; cmp -s $$lock .venv-gpu/lock || { \
 	rm -rf .venv-gpu && "$(PYTHON)" -m venv .venv-gpu && \
 	.venv-gpu/bin/pip install --quiet --require-hashes --no-deps -r $$lock && cp $$lock .venv-gpu/lock; }
 	@PYTHONPATH=plugin/src .venv-gpu/bin/python -m pytest -c plugin/pyproject.toml --rootdir . \
-	plugin/tests/sm90/test_compile.py $(MARK) $(ARGS)
+	plugin/tests/sm90/test_compile.py plugin/tests/sm100/test_compile.py \
+	plugin/tests/sm100/test_device_layout.py $(MARK) $(ARGS)
 
 .PHONY: bench-h200
 bench-h200: ## time the Hopper kernels beside their peers on this GPU (needs the CUDA image; GPU_PYTHON=, ARGS=)

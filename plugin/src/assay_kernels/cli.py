@@ -117,11 +117,26 @@ def _add_convert(commands: Any) -> None:
     command.add_argument("--jobs", type=_size, help="shards at a time (default: one a CPU)")
 
 
+def _add_first_contact(commands: Any) -> None:
+    command = commands.add_parser(
+        "first-contact",
+        help="the first run on a GPU: is every kernel right, how fast, one JSON to send back",
+        description="Exit 0: everything that was asked for passed. 1: something failed. 2: could"
+        " not run. Without a GPU the CPU kernels stand in.",
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="write the JSON object here")
+    command.add_argument("--json", action="store_true", help="print it instead of text")
+    command.add_argument("--quick", action="store_true", help="small shapes, few boundaries")
+    command.add_argument(
+        "--skip", action="append", default=[], choices=("correctness", "speed", "sanitizer")
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="assay-kernels", description=__doc__)
     top.add_argument("--version", action="version", version=f"assay-kernels {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
-    for add in (_add_serve, _add_audit, _add_inspect, _add_convert):
+    for add in (_add_serve, _add_audit, _add_inspect, _add_convert, _add_first_contact):
         add(commands)
     return top
 
@@ -207,6 +222,22 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
+def _first_contact(options: argparse.Namespace) -> int:
+    from assay_kernels.first_contact import Options, first_contact, text
+    from assay_kernels.kernels.sm90 import compiler as sm90
+    from assay_kernels.kernels.sm100 import compiler as sm100
+
+    try:
+        report = first_contact(Options(options.quick, tuple(options.skip)), _say)
+    except (ValueError, sm90.CompilerMissingError, sm100.CompilerMissingError) as error:
+        _say(error)
+        return 2
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2) if options.json else text(report))
+    return 0 if report["passed"] else 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     extra: list[str] = []
@@ -221,6 +252,8 @@ def main(arguments: list[str] | None = None) -> int:
     if extra:
         _say(f"{options.command} takes nothing after --")
         return 2
+    if options.command == "first-contact":
+        return _first_contact(options)
     run: dict[str, Callable[[argparse.Namespace], int]] = {
         "audit": _audit,
         "inspect": _inspect,
