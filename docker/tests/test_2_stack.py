@@ -48,7 +48,7 @@ def test_prometheus_reads_the_server_and_its_canary(stack: Stack) -> None:
 
 def gate(stack: Stack, *arguments: str) -> tuple[int, str]:
     command = [DOCKER, "compose", "-p", stack.project, "--env-file", str(stack.env)]
-    command += ["-f", "compose.cpu.yaml", "run", "--rm", "-T"]
+    command += [part for file in stack.files for part in ("-f", file)] + ["run", "--rm", "-T"]
     command += ["-v", f"{HERE / 'policy.yaml'}:/policy.yaml:ro", "gate", "assay-gate", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPO)
     return answer.returncode, answer.stdout + answer.stderr
