@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import httpx
+import yaml
 
 from .conftest import DOCKER, HERE, REPO, Stack
 
@@ -44,6 +45,14 @@ def test_prometheus_reads_the_server_and_its_canary(stack: Stack) -> None:
     query = {"query": "assay_layers"}
     page = httpx.get(f"{stack.prometheus}/api/v1/query", params=query, timeout=20).json()
     assert page["data"]["result"]
+
+
+def test_prometheus_has_taken_every_rule(stack: Stack) -> None:
+    rules = yaml.safe_load((REPO / "k8s/rules/assay.rules.yaml").read_text())["groups"]
+    page = httpx.get(f"{stack.prometheus}/api/v1/rules", timeout=20).json()
+    taken = [rule for group in page["data"]["groups"] for rule in group["rules"]]
+    assert len(taken) == sum(len(group["rules"]) for group in rules)
+    assert {rule.get("lastError", "") for rule in taken} == {""}
 
 
 def gate(stack: Stack, *arguments: str) -> tuple[int, str]:

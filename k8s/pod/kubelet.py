@@ -115,8 +115,11 @@ class Container:
         mounts = []
         for mount in self.spec["volumeMounts"]:
             known(mount, {"name", "mountPath", "readOnly"}, f"mount {mount['name']}")
+            volume = self.pod.volume(mount["name"])
             mode = "ro" if mount.get("readOnly") else "rw"
-            mounts += ["-v", f"{self.pod.volume(mount['name'])}:{mount['mountPath']}:{mode}"]
+            if not volume.startswith("/"):
+                mode += ",nocopy"  # an engine would give it the owner and mode of the image's folder
+            mounts += ["-v", f"{volume}:{mount['mountPath']}:{mode}"]
         expand = lambda text: re.sub(r"\$\((\w+)\)", lambda m: env.get(m[1], m[0]), text)  # noqa: E731
         command = [expand(part) for part in self.spec.get("command", [])]
         arguments = [expand(part) for part in self.spec.get("args", [])]

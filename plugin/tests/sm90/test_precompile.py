@@ -56,7 +56,7 @@ def test_no_number_of_tokens_between_those_looked_at_takes_another_kernel(
     share: shapes.Share,
 ) -> None:
     named = {kernel.name for kernel in precompile.hopper([share])}
-    numbers = [*range(1, 300), 321, 383, 447, 1000, 1023, 2111, 4097, 5000, 7777, 8000, 8191]
+    numbers = [*range(1, 40), 65, 100, 129, 250, 257, 321, 383, 1000, 1023, 2111, 5000, 8191]
     for product in shapes.dense(share):
         epilogue = "bf16" if product.kind == "dense" else product.kind
         for m in numbers:
