@@ -118,7 +118,9 @@ class Container:
             volume = self.pod.volume(mount["name"])
             mode = "ro" if mount.get("readOnly") else "rw"
             if not volume.startswith("/"):
-                mode += ",nocopy"  # an engine would give it the owner and mode of the image's folder
+                mode += (
+                    ",nocopy"  # an engine would give it the owner and mode of the image's folder
+                )
             mounts += ["-v", f"{volume}:{mount['mountPath']}:{mode}"]
         expand = lambda text: re.sub(r"\$\((\w+)\)", lambda m: env.get(m[1], m[0]), text)  # noqa: E731
         command = [expand(part) for part in self.spec.get("command", [])]

@@ -26,7 +26,8 @@ IMAGES = {
     "gate": os.environ.get("ASSAY_GATE_IMAGE", "assay-gate:local"),
 }
 PROMETHEUS_IMAGE = os.environ.get("PROMETHEUS_IMAGE", "prom/prometheus:v3.5.0")
-OPEN_SECONDS = 420
+OPEN_SECONDS = 600
+"""startup.budgetSeconds of ci/cpu-miniature.yaml."""
 MODEL = "assay-miniature"
 
 

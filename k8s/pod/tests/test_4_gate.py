@@ -74,14 +74,6 @@ class Api:
         return 200, self.maps[name]
 
 
-@pytest.fixture
-def api(engine: None, tmp_path: Path) -> Iterator[tuple[Api, str]]:
-    host = docker("network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}")
-    found = Api(tmp_path, host)
-    yield found, host
-    found.server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def servers(engine: None) -> Iterator[dict[str, str]]:
     """Addresses of a server whose answers are right, and of one that answers 200 and nonsense."""
@@ -93,6 +85,15 @@ def servers(engine: None) -> Iterator[dict[str, str]]:
         )  # fmt: skip
     yield {mode: address(name) for mode, name in SERVERS.items()}
     docker("rm", "--force", *SERVERS.values(), check=False)
+
+
+@pytest.fixture
+def api(servers: dict[str, str], tmp_path: Path) -> Iterator[tuple[Api, str]]:
+    """On this host, where containers of the engine's bridge find it."""
+    host = docker("inspect", "-f", "{{.NetworkSettings.Gateway}}", SERVERS["good"])
+    found = Api(tmp_path, host)
+    yield found, host
+    found.server.shutdown()
 
 
 def baseline(url: str, folder: Path) -> str:
