@@ -120,6 +120,14 @@ k8s-tools: ## helm 3 and 4, kubectl, promtool and a Python environment into .cac
 test-k8s: k8s-tools ## the chart, base, rules and dashboards: no cluster, no Docker, at most 5 minutes on two cores
 	@$(K8S)/venv/bin/python -B -m pytest -c k8s/tests/pytest.ini --rootdir k8s/tests -p no:cacheprovider -n 2 -q k8s/tests $(ARGS)
 
+.PHONY: test-pod
+test-pod: env k8s-tools ## the chart's miniature pod, rendered and run on an engine: probes, Prometheus, faults (root, or a daemon)
+	@PYTHON=$(BIN)/python docker/tests/run.sh --pod $(ARGS)
+
+.PHONY: pod-pictures
+pod-pictures: env k8s-tools ## the same, and the dashboards drawn from its Prometheus into docs/img
+	@ASSAY_PICTURES=$(CURDIR)/docs/img PYTHON=$(BIN)/python docker/tests/run.sh --pod -k "ready or monitoring" $(ARGS)
+
 .PHONY: k8s-generate
 k8s-generate: k8s-tools ## remake base, rules, schema, dashboards and tables after a change of the chart
 	@HELM=$(K8S)/bin/helm4 $(K8S)/venv/bin/python -B k8s/generate

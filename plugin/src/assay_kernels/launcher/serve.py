@@ -171,8 +171,9 @@ def wished(settings: Settings) -> preflight.Wish:
         known = ", ".join(("cpu", *preflight.CAPABILITIES))
         raise LaunchError(f"ASSAY_ARCH={arch!r}: must be one of {known}", 2)
     ranks = arguments.ranks(settings.extra, profile)
+    everywhere = arguments.all_ranks(settings.extra, profile)
     variant = given.get("ASSAY_CUDA_VARIANT", "")
-    return preflight.Wish(settings.profile.stem, arch, ranks, profile, variant)
+    return preflight.Wish(settings.profile.stem, arch, ranks, profile, variant, everywhere)
 
 
 def cache_folder(settings: Settings) -> Path:
@@ -355,14 +356,17 @@ class Server:
             os.close(for_the_guard)
 
     def grace(self) -> float:
-        """Seconds between the wish to stop and the kill: the profile's own and a margin."""
+        """Seconds between the wish to stop and the kill: what requests get, and a margin."""
         profile = read_profile(self.settings.profile)
+        value = arguments.given(self.settings.extra, profile).get("--shutdown-timeout", "0")
         try:
-            return float(profile.get("shutdown-timeout", 0)) + STOP_MARGIN_SECONDS
-        except (TypeError, ValueError):
-            value = profile["shutdown-timeout"]
-            rule = f"shutdown-timeout must be a number of seconds, is {value!r}"
-            raise LaunchError(f"the profile {self.settings.profile}: {rule}", 2) from None
+            return float(value) + STOP_MARGIN_SECONDS
+        except ValueError:
+            raise LaunchError(
+                f"shutdown-timeout must be a number of seconds, is {value!r}"
+                f" (the profile {self.settings.profile} or an argument)",
+                2,
+            ) from None
 
     def stop(self) -> None:
         """Return once nothing of vLLM is running; raises LaunchError for what cannot be ended."""
