@@ -88,6 +88,10 @@ test-gpu-compile: ## compile Hopper and Blackwell kernels without a GPU and read
 bench-h200: ## time the Hopper kernels beside their peers on this GPU (needs the CUDA image; GPU_PYTHON=, ARGS=)
 	@PYTHONPATH=plugin/src $(or $(GPU_PYTHON),python3) plugin/benchmarks/h200.py $(ARGS)
 
+.PHONY: e2e-h200
+e2e-h200: ## vLLM with the plugin on this H200: coherent? how fast beside Humming and Marlin? (CUDA image; GPU_PYTHON=, ARGS='--phase miniature')
+	@PYTHONPATH=plugin/src $(or $(GPU_PYTHON),python3) plugin/benchmarks/e2e_h200.py $(ARGS)
+
 .PHONY: test-avx2
 test-avx2: env ## the miniature under an emulated CPU that has AVX2 and nothing newer (needs qemu-user)
 	@PYTHON="$(CURDIR)/$(BIN)/python" plugin/tests/avx2/run.sh $(MODEL)
@@ -115,6 +119,14 @@ k8s-tools: ## helm 3 and 4, kubectl, promtool and a Python environment into .cac
 .PHONY: test-k8s
 test-k8s: k8s-tools ## the chart, base, rules and dashboards: no cluster, no Docker, at most 5 minutes on two cores
 	@$(K8S)/venv/bin/python -B -m pytest -c k8s/tests/pytest.ini --rootdir k8s/tests -p no:cacheprovider -n 2 -q k8s/tests $(ARGS)
+
+.PHONY: test-pod
+test-pod: env k8s-tools ## the chart's miniature pod, rendered and run on an engine: probes, Prometheus, faults (root, or a daemon)
+	@PYTHON=$(BIN)/python docker/tests/run.sh --pod $(ARGS)
+
+.PHONY: pod-pictures
+pod-pictures: env k8s-tools ## the same, and the dashboards drawn from its Prometheus into docs/img
+	@ASSAY_PICTURES=$(CURDIR)/docs/img PYTHON=$(BIN)/python docker/tests/run.sh --pod -k "ready or monitoring" $(ARGS)
 
 .PHONY: k8s-generate
 k8s-generate: k8s-tools ## remake base, rules, schema, dashboards and tables after a change of the chart

@@ -70,7 +70,7 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.env = folder / "env"
-        self.files = ["compose.cpu.yaml"]
+        self.files = ["compose.cpu.yaml", "docker/tests/small_cache.yaml"]
         self.key = ""
         """Of the API; empty: none is asked for."""
         variables = {

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Builds the laptop stack's images from this commit and tests real containers made of them.
 #   docker/tests/run.sh [pytest arguments]          as root on Debian or Ubuntu; see `make test-containers`
+#   docker/tests/run.sh --pod [pytest arguments]    the chart's pod instead; see `make test-pod`
+#   docker/tests/run.sh --build-only                sizes and build times, cold and warm; see `make images`
 #
 # Uses the daemon of DOCKER_HOST where one answers and images can be pulled. Elsewhere it starts a daemon of
 # its own in a folder that is removed at the end, and builds on a base image made by debootstrap. What is
@@ -151,4 +153,9 @@ if ! timeout 120 "$DOCKER" pull --quiet prom/prometheus:v3.5.0 >/dev/null 2>&1; 
     export PROMETHEUS_IMAGE=assay-prometheus:test
     build "$PROMETHEUS_IMAGE" docker/tests/Dockerfile.prometheus --build-arg "BASE_IMAGE=$base"
 fi
-"$python" -m pytest -c plugin/pyproject.toml --rootdir . docker/tests/test_[1-9]*.py "$@"
+if [[ ${1:-} == --pod ]]; then
+    shift
+    "$python" -B -m pytest -c k8s/pod/pytest.ini --rootdir k8s/pod -p no:cacheprovider k8s/pod/tests "$@"
+else
+    "$python" -m pytest -c plugin/pyproject.toml --rootdir . docker/tests/test_[1-9]*.py "$@"
+fi

@@ -128,3 +128,38 @@ def test_secrets_are_made_for_their_owner_alone_and_never_anew(tmp_path: Path) -
     assert (tmp_path / ".env").read_text() == f"ASSAY_UID={os.getuid()}\n"
     subprocess.run([script], cwd=tmp_path, check=True, capture_output=True)
     assert (folder / "api_keys").read_text() == key
+
+
+def mounts(service: str, name: str = "compose.yaml") -> dict[str, str]:
+    """folder in the container -> what of the repository is there."""
+    volumes = composed(name)["services"][service]["volumes"]  # type: ignore[index]
+    return {v.split(":")[1]: v.split(":")[0] for v in volumes if v.startswith("./")}
+
+
+def test_grafana_is_given_the_chart_s_dashboards_and_prometheus() -> None:
+    """One source for both; no Grafana has loaded them (docs/containers.md)."""
+    mounted = mounts("grafana")
+    (provider,) = yaml.safe_load(
+        (REPO / mounted["/etc/grafana/provisioning"] / "dashboards/assay.yml").read_text()
+    )["providers"]
+    folder = REPO / mounted[provider["options"]["path"]]
+    assert folder == REPO / "k8s/chart/dashboards"
+    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert set(found) == {"operator", "release"}
+    assert len({dashboard["uid"] for dashboard in found.values()}) == 2
+    (source,) = yaml.safe_load(
+        (REPO / mounted["/etc/grafana/provisioning"] / "datasources/prometheus.yml").read_text()
+    )["datasources"]
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
+    address = re.match(r"http://([a-z]+):(\d+)$", source["url"])
+    assert address is not None
+    assert composed("compose.yaml")["services"][address[1]]["expose"] == [address[2]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cpu.yaml"])
+def test_prometheus_is_given_the_chart_s_rules_which_the_dashboards_need(name: str) -> None:
+    mounted = mounts("prometheus", name)
+    config = yaml.safe_load((REPO / mounted["/etc/prometheus/prometheus.yml"]).read_text())
+    (pattern,) = config["rule_files"]
+    folder, _, files = pattern.rpartition("/")
+    assert [path.name for path in (REPO / mounted[folder]).glob(files)] == ["assay.rules.yaml"]

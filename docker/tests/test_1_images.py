@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import CPU_IMAGE, DOCKER, GATE_IMAGE, REPO, docker, messages, run
+from .spoil import Fault, spoil
 
 pytestmark = pytest.mark.usefixtures("engine")
 IMAGES = (CPU_IMAGE, GATE_IMAGE)
@@ -97,18 +98,57 @@ def test_a_wrong_number_of_gpus_is_refused(tmp_path: Path) -> None:
     assert "profile b200x8 needs 8 GPUs, 4 are visible: give the container all of them" in line
 
 
-def test_the_gpus_that_are_asked_for_reach_the_container_as_a_device_request() -> None:
-    """A hook that does nothing stands in for NVIDIA's; the wiring is real, the GPU is not there."""
-    name = "assay-device-request"
-    command = ["create", "--name", name, "--gpus", "8", CPU_IMAGE]
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["nan", "rolled"])
+def test_weights_that_are_wrong_inside_are_never_served(tmp_path: Path, fault: Fault) -> None:
+    """Their headers are sound, vLLM loads them and answers; the suite does not let anybody in."""
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    assert spoil(MINIATURE, tmp_path / "model", fault) > 0
+    arguments = ("--shm-size", "1g", "-v", f"{tmp_path / 'model'}:/model:ro")
+    exit_code, said = run(*arguments, "-e", "ASSAY_MODEL=/model", CPU_IMAGE, timeout=500)
+    assert exit_code == 1, said
+    assert any("so nothing is served" in message for message in messages(said)), said[-3000:]
+
+
+def compose_gpus(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """compose.yaml itself, with the CPU image in place of the CUDA one."""
+    variables = {
+        "ASSAY_CUDA_IMAGE": CPU_IMAGE, "ASSAY_GATE_IMAGE": GATE_IMAGE, "ASSAY_PORT": 18610,
+        "MODEL_REVISION": "0" * 40, "MODEL_DIR": MINIATURE, "SECRETS_DIR": folder,
+        "TEST_NVIDIA_SMI": folder / "nvidia-smi",
+    }  # fmt: skip
+    (folder / "env").write_text("".join(f"{name}={v}\n" for name, v in variables.items()))
+    command = [DOCKER, "compose", "-p", "assay-gpus", "--env-file", str(folder / "env")]
+    command += ["-f", "compose.yaml", "-f", "docker/tests/gpus.yaml", *arguments]
+    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+
+
+def test_compose_s_gpus_reach_the_container_and_too_few_are_refused(tmp_path: Path) -> None:
+    """A hook that does nothing stands in for NVIDIA's; the wiring is real, the GPUs are not."""
+    for name in ("api_keys", "metrics_key", "hf_token", "grafana_password"):
+        (tmp_path / name).write_text(f"{name}\n")
+        (tmp_path / name).chmod(0o644)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    four = "for i in 1 2 3 4; do echo 'NVIDIA B200, 183359, 10.0, 580.82.07'; done"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{four}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    server = "assay-gpus-server-1"
     try:
-        docker(*command)
-        host = json.loads(docker("inspect", name))[0]["HostConfig"]
-        (request,) = host["DeviceRequests"]
-        assert (request["Count"], request["Capabilities"]) == (8, [["gpu"]])
-        started = subprocess.run([DOCKER, "start", name], capture_output=True, text=True)
+        made = compose_gpus(tmp_path, "create", "weights", "server")
+        assert made.returncode == 0, made.stderr
+        (request,) = json.loads(docker("inspect", server))[0]["HostConfig"]["DeviceRequests"]
+        assert (request["Driver"], request["Count"], request["Capabilities"]) == (
+            "nvidia", 8, [["gpu"]],
+        )  # fmt: skip
+        started = subprocess.run(
+            [DOCKER, "start", "--attach", server], capture_output=True, text=True, timeout=120
+        )
         if "could not select device driver" in started.stderr:
             pytest.skip("this daemon has no nvidia-container-runtime-hook, not even a stub")
-        assert started.returncode == 0, started.stderr
+        assert started.returncode == 2, started.stderr + started.stdout
+        (line,) = (m for m in messages(started.stdout) if m.startswith("assay: "))
+        assert "profile b200x8 needs 8 GPUs, 4 are visible: give the container all of them" in line
     finally:
-        docker("rm", "-f", name, check=False)
+        compose_gpus(tmp_path, "down", "--volumes", "--timeout", "1")

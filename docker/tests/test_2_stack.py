@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import httpx
+import yaml
 
 from .conftest import DOCKER, HERE, REPO, Stack
 
@@ -46,9 +47,17 @@ def test_prometheus_reads_the_server_and_its_canary(stack: Stack) -> None:
     assert page["data"]["result"]
 
 
+def test_prometheus_has_taken_every_rule(stack: Stack) -> None:
+    rules = yaml.safe_load((REPO / "k8s/rules/assay.rules.yaml").read_text())["groups"]
+    page = httpx.get(f"{stack.prometheus}/api/v1/rules", timeout=20).json()
+    taken = [rule for group in page["data"]["groups"] for rule in group["rules"]]
+    assert len(taken) == sum(len(group["rules"]) for group in rules)
+    assert {rule.get("lastError", "") for rule in taken} == {""}
+
+
 def gate(stack: Stack, *arguments: str) -> tuple[int, str]:
     command = [DOCKER, "compose", "-p", stack.project, "--env-file", str(stack.env)]
-    command += ["-f", "compose.cpu.yaml", "run", "--rm", "-T"]
+    command += [part for file in stack.files for part in ("-f", file)] + ["run", "--rm", "-T"]
     command += ["-v", f"{HERE / 'policy.yaml'}:/policy.yaml:ro", "gate", "assay-gate", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPO)
     return answer.returncode, answer.stdout + answer.stderr

@@ -104,19 +104,27 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_full_cache_disk_does_not_stop_a_server_that_runs(stack: Stack) -> None:
-    code = """
-import contextlib
-with contextlib.suppress(OSError), open("/run/assay/filler", "wb") as file:
-    while True:
-        file.write(b"x" * (1 << 20))
+@pytest.mark.parametrize("folder", ["/var/cache/assay", "/run/assay"])
+def test_a_disk_that_fills_does_not_stop_a_server_that_runs(stack: Stack, folder: str) -> None:
+    filler = f"{folder}/filler"
+    code = f"""
+import errno
+try:
+    with open({filler!r}, "wb", buffering=0) as file:
+        while file.write(b"x" * (1 << 20)):
+            pass
+except OSError as error:
+    print(errno.errorcode[error.errno])
 """
+    stack.wait_until_open()
+    before = stack.restarts()
     try:
-        stack.python(code)
+        assert stack.python(code).strip() == "ENOSPC"
         for _ in range(3):
             assert "Paris" in stack.ask()
+        assert stack.restarts() == before
     finally:
-        stack.python("import os; os.remove('/run/assay/filler')")
+        stack.python(f"import os; os.remove({filler!r})")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from validate import load
+from manifests import load
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "k8s/chart"

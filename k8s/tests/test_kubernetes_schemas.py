@@ -4,7 +4,8 @@ import copy
 
 import pytest
 from chart import CI, HELMS, of, one, render, text
-from validate import VERSIONS, errors, load
+from manifests import load
+from validate import VERSIONS, errors
 
 NEEDS = {"dra": "1.34"}
 """ci values -> the oldest Kubernetes that has what they ask for."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from chart import BIN, ROOT, render
-from validate import load
+from manifests import load
 
 sys.path.insert(0, str(ROOT / "k8s/generate"))
 

@@ -19,6 +19,7 @@ from typing import Any
 import kubernetes_validate
 import yaml
 from jsonschema import Draft202012Validator
+from manifests import load
 
 SCHEMAS = Path(__file__).with_name("schemas")
 VERSIONS = tuple(f"1.{minor}" for minor in range(28, 38))
@@ -29,27 +30,6 @@ TYPES = {
     "HorizontalPodAutoscalerBehavior": "autoscaling.v2",
 }  # fmt: skip
 """Types of Kubernetes that custom resources are made of -> the end of their package's name."""
-
-
-class Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML's last one would win in silence."""
-
-
-def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [key.value for key, _ in node.value]
-    twice = {key for key in keys if keys.count(key) > 1}
-    if twice:
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{', '.join(twice)} stands there twice", node.start_mark
-        )
-    return loader.construct_mapping(node, deep=True)
-
-
-Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def load(text: str) -> list[dict[str, Any]]:
-    return [d for d in yaml.load_all(text, Loader) if d is not None]
 
 
 def folder(version: str) -> Path:

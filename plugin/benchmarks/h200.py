@@ -36,8 +36,14 @@ MODELS = {
     "v4-flash-1gpu": (256, 256, 4096, 2048, 6),
 }
 GROUPED_TOKENS = [1, 8, 64, 512, 4096, 16384]
+# (kind, channels of a group, K, groups): what else a layer asks for, V4-Pro and V4-Flash at TP8
+OTHERS = [
+    ("dense_swiglu", 768, 7168, 1), ("dense_swiglu", 512, 4096, 1),
+    ("wo_a", 1024, 4096, 2), ("wo_a", 1024, 4096, 1),
+    ("compressor", 2048, 7168, 1), ("compressor", 1024, 7168, 1), ("compressor", 512, 4096, 1),
+]  # fmt: skip
 PHASES = [
-    "floor", "ours", "cublas", "quack", "humming", "marlin",
+    "floor", "ours", "others", "cublas", "quack", "humming", "marlin",
     "grouped-ours", "grouped-humming", "grouped-marlin",
 ]  # fmt: skip
 RESULTS = Path(__file__).parent / "results" / "h200.json"
@@ -212,8 +218,65 @@ def floor() -> list[dict[str, Any]]:
             size = n * k * 0.5625 + 2 * m * (n + k)
             us = max(size / read / 1e6, 2 * m * n * k / rate / 1e6)
             rows.append({"kind": "dense", "n": n, "k": k, "m": m, "impl": "floor", "us": us})
-    rows.append({"kind": "ceiling", "read_tb_s": read, "bf16_tflops": rate})
+    for kind, n, k, groups in OTHERS:
+        for m in TOKENS:
+            size = groups * (n * k * 0.5625 + 2 * m * (n + k))
+            us = max(size / read / 1e6, 2 * m * groups * n * k / rate / 1e6)
+            where = {"kind": kind, "n": n, "k": k, "m": m, "groups": groups}
+            rows.append({**where, "impl": "floor", "us": us})
+    rows.append({"kind": "ceiling", "impl": "floor", "read_tb_s": read, "bf16_tflops": rate})
     print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def other_layer(kind: str, n: int, k: int, groups: int, codes: Any, scale: Any) -> Call:
+    """The kernel of one of `OTHERS` on x [M, groups * k]."""
+    import torch
+
+    from assay_kernels.kernels.interface import PackedWeight
+    from assay_kernels.kernels.sm90.kernels import HopperKernels
+
+    kernels = HopperKernels()
+    alpha = torch.full((groups * n,), GLOBAL_SCALE, device="cuda")
+    weight = PackedWeight(codes.clone(), scale.clone(), alpha, None)
+    if kind == "dense_swiglu":
+        gated = kernels.prepare_gate_up(weight)
+        return lambda x: kernels.dense_swiglu(x, gated, LIMIT)
+    if kind == "compressor":
+        plain = kernels.prepare(weight)
+        return lambda x: kernels.dense(x, plain, torch.float32)
+    stack = PackedWeight(
+        weight.codes.view(groups, n, -1), weight.block_scale.view(groups, n, -1),
+        alpha.view(groups, n), None,
+    )  # fmt: skip
+    operand = kernels.prepare(stack)
+    return lambda x: kernels.wo_a(x.view(-1, groups, k), operand)
+
+
+def others() -> list[dict[str, Any]]:
+    """Times and errors of our other dense kernels."""
+    import torch
+
+    from assay_kernels import reference
+
+    rows = []
+    for kind, n, k, groups in OTHERS:
+        copies = max(3, math.ceil(3 * L2_BYTES / (groups * n * k * 0.5625)))
+        weights = [random_weight(groups * n, k) for _ in range(copies)]
+        layers = [other_layer(kind, n, k, groups, *w) for w in weights]
+        values = decoded(*weights[0]).double().view(groups, n, k)
+        for m in TOKENS:
+            x = torch.randn(m, groups * k, device="cuda", dtype=torch.bfloat16)
+            want = torch.einsum("mgk,gnk->mgn", x.double().view(m, groups, k), values)
+            if kind == "dense_swiglu":
+                want = reference.swiglu(*want.chunk(2, dim=-1), LIMIT)
+            got = layers[0](x).double().view(want.shape)
+            rows.append({
+                "kind": kind, "n": n, "k": k, "m": m, "groups": groups, "impl": "ours",
+                "us": median_us([lambda f=f, x=x: f(x) for f in layers], inner_calls(copies, m)),
+                "relative_error": float((got - want).norm() / want.norm()),
+            })  # fmt: skip
+            print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -253,31 +316,30 @@ def expert_stack(experts: int, n: int, k: int) -> tuple[Any, Any]:
     ).view(torch.float8_e4m3fn)
 
 
-def grouped_ours(model: str) -> Callable[[Any, SimpleNamespace], Any]:
+def grouped_ours(model: str, w13: Any, w2: Any) -> Callable[[Any, SimpleNamespace], Any]:
     import torch
 
     from assay_kernels.kernels.interface import PackedWeight
     from assay_kernels.kernels.sm90.kernels import HopperKernels
 
-    experts, _, hidden, width, _ = MODELS[model]
     kernels = HopperKernels()
 
-    def stack(n: int, k: int) -> PackedWeight:
-        alpha = torch.full((experts, n), GLOBAL_SCALE, device="cuda")
-        return PackedWeight(*expert_stack(experts, n, k), alpha, None)
+    def stack(codes: Any, scale: Any) -> PackedWeight:
+        alpha = torch.full(codes.shape[:2], GLOBAL_SCALE, device="cuda")
+        return PackedWeight(codes, scale, alpha, None)
 
-    l1 = kernels.prepare_gate_up(stack(2 * width, hidden))
-    l2 = kernels.prepare(stack(hidden, width))
+    l1 = kernels.prepare_gate_up(stack(*w13))
+    l2 = kernels.prepare(stack(*w2))
     return lambda x, r: kernels.routed(x, l1, l2, r.rows, LIMIT)
 
 
-def grouped_humming(model: str) -> Callable[[Any, SimpleNamespace], Any]:
+def grouped_humming(model: str, w13: Any, w2: Any) -> Callable[[Any, SimpleNamespace], Any]:
     """Its two products and the activation; gather and combine are left out, in its favour."""
     import torch
 
-    experts, _, hidden, width, _ = MODELS[model]
-    l1 = humming_stack(*expert_stack(experts, 2 * width, hidden), experts)
-    l2 = humming_stack(*expert_stack(experts, hidden, width), experts)
+    experts, _, _, width, _ = MODELS[model]
+    l1 = humming_stack(*w13, experts)
+    l2 = humming_stack(*w2, experts)
     config = {"gemm_type": "grouped_contiguous"}
 
     def call(x: Any, r: SimpleNamespace) -> Any:
@@ -290,7 +352,7 @@ def grouped_humming(model: str) -> Callable[[Any, SimpleNamespace], Any]:
     return call
 
 
-def grouped_marlin(model: str) -> Callable[[Any, SimpleNamespace], Any]:
+def grouped_marlin(model: str, w13: Any, w2: Any) -> Callable[[Any, SimpleNamespace], Any]:
     """vLLM's fused_marlin_moe: alignment, both products, activation and sum."""
     import torch
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
@@ -298,8 +360,6 @@ def grouped_marlin(model: str) -> Callable[[Any, SimpleNamespace], Any]:
     from vllm.scalar_type import scalar_types
 
     experts, every, hidden, width, _ = MODELS[model]
-    w13, s13 = expert_stack(experts, 2 * width, hidden)
-    w2, s2 = expert_stack(experts, hidden, width)
     layer = SimpleNamespace(
         num_experts=experts,
         hidden_size=hidden,
@@ -307,8 +367,8 @@ def grouped_marlin(model: str) -> Callable[[Any, SimpleNamespace], Any]:
         params_dtype=torch.bfloat16,
     )
     factor = torch.full((experts,), GLOBAL_SCALE, device="cuda")
-    w13, s13, g13, w2, s2, g2 = marlin_utils_fp4.prepare_nvfp4_moe_layer_for_marlin(
-        layer, w13, s13, factor, w2, s2, factor.clone(), True
+    c13, s13, g13, c2, s2, g2 = marlin_utils_fp4.prepare_nvfp4_moe_layer_for_marlin(
+        layer, *w13, factor, *w2, factor.clone(), True
     )
     workspace = torch.zeros(132 * 4, dtype=torch.int32, device="cuda")
 
@@ -316,7 +376,7 @@ def grouped_marlin(model: str) -> Callable[[Any, SimpleNamespace], Any]:
         torch.ops._C.silu_and_mul(out, value)
 
     return lambda x, r: fused_marlin_moe(
-        x, w13, w2, None, None, s13, s2, r.weights, r.ids, scalar_types.float4_e2m1f.id,
+        x, c13, c2, None, None, s13, s2, r.weights, r.ids, scalar_types.float4_e2m1f.id,
         global_num_experts=every, activation_func=activation, expert_map=r.map.int(),
         global_scale1=g13, global_scale2=g2, workspace=workspace,
     )  # fmt: skip
@@ -329,14 +389,47 @@ GROUPED = {
 }
 
 
-def grouped(impl: str) -> list[dict[str, Any]]:
+def grouped_error(impl: str, got: Any, x: Any, r: SimpleNamespace, w13: Any, w2: Any) -> float:
+    """Relative error on the rows of a few tokens, the first layer's output rounded to bf16.
+
+    The peers' activations do not clamp, and Humming's rows are neither weighed nor summed: each is
+    compared with what it computes.
+    """
+    import torch
+
+    from assay_kernels import reference
+
+    some = torch.nonzero(r.rows.fan).flatten()[:6]
+    tokens, ends = r.rows.tokens[: r.count].long(), r.rows.ends.long()
+    limit = LIMIT if impl == "grouped-ours" else 1e30
+    places = torch.nonzero(torch.isin(tokens, some)).flatten().tolist()
+    want = torch.zeros(got.shape, dtype=torch.float64, device="cuda")
+    for place in places:
+        expert = int(torch.searchsorted(ends, place, right=True))
+        first, second = (decoded(*(part[expert] for part in w)).double() for w in (w13, w2))
+        h = reference.swiglu(*(first @ x[tokens[place]].double()).chunk(2), limit)
+        row = second @ h.bfloat16().double()
+        if impl == "grouped-humming":
+            want[place] = row
+        else:
+            want[tokens[place]] += float(r.rows.weights[place]) * row
+    at = places if impl == "grouped-humming" else some
+    return float((got[at].double() - want[at]).norm() / want[at].norm())
+
+
+def grouped(impl: str, models: list[str]) -> list[dict[str, Any]]:
     import torch
     from torch.nn import functional
 
-    made = []
-    for model, (experts, _, hidden, width, _) in MODELS.items():
+    made: list[dict[str, Any]] = []
+    for model in models:
+        experts, _, hidden, width, _ = MODELS[model]
+        w13 = expert_stack(experts, 2 * width, hidden)
+        w2 = expert_stack(experts, hidden, width)
         try:
-            layer = GROUPED[impl](model)
+            layer = GROUPED[impl](
+                model, tuple(t.clone() for t in w13), tuple(t.clone() for t in w2)
+            )
         except Exception as error:
             traceback.print_exc()
             made.append(
@@ -359,6 +452,9 @@ def grouped(impl: str) -> list[dict[str, Any]]:
                 "n": 2 * width, "k": hidden, "m": routed, "used_experts": used, "impl": impl[8:],
             }  # fmt: skip
             try:
+                row["relative_error"] = grouped_error(
+                    impl, layer(x, choices[0]), x, choices[0], w13, w2
+                )
                 inner = len(choices) * (2 if tokens <= 64 else 1)
                 row["us"] = median_us([lambda r=r, x=x, f=layer: f(x, r) for r in choices], inner)
             except Exception as error:
@@ -396,14 +492,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def run_phase(phase: str, shapes: list[tuple[int, int]], tokens: list[int]) -> list[dict[str, Any]]:
+def run_phase(
+    phase: str, shapes: list[tuple[int, int]], tokens: list[int], models: list[str]
+) -> list[dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
     if phase == "floor":
         return floor()
+    if phase == "others":
+        return others()
     if phase in GROUPED:
-        return grouped(phase)
+        return grouped(phase, models)
     return dense(phase, shapes, tokens)
 
 
@@ -439,6 +539,17 @@ def report(data: dict[str, Any]) -> None:
     for band, values in bands.items():
         if values:
             print(f"> {band}: geometric mean {geometric_mean(values):.2f}, least {min(values):.2f}")
+    found = {(r["kind"], r["n"], r["k"], r.get("groups"), r["m"], r["impl"]): r for r in rows
+             if r["kind"] in ("dense_swiglu", "wo_a", "compressor")}  # fmt: skip
+    for kind, n, k, groups in OTHERS:
+        for m in TOKENS:
+            ours = found.get((kind, n, k, groups, m, "ours"))
+            if ours:
+                bound = found.get((kind, n, k, groups, m, "floor"), {}).get("us", math.nan)
+                print(
+                    f"> {kind:12s} {groups} x {n:5d} x {k:5d} M={m:5d} | ours {ours['us']:7.2f} us "
+                    f"| floor {bound:6.1f} | error {ours['relative_error']:.5f}"
+                )
     cells = {(r["model"], r["tokens"], r["impl"]): r for r in rows if r["kind"] == "grouped"}
     for model in MODELS:
         for tokens in GROUPED_TOKENS:
@@ -452,7 +563,7 @@ def report(data: dict[str, Any]) -> None:
             print(
                 f"> {model:14s} tokens={tokens:5d} rows={ours['m']:8.1f} "
                 f"experts={ours['used_experts']:6.1f} | ours {ours['us']:8.1f} us | {listed} | "
-                f"best peer / ours {ratio:5.2f}"
+                f"best peer / ours {ratio:5.2f} | error {ours['relative_error']:.5f}"
             )
 
 
@@ -497,6 +608,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="merge and print what there is")
     parser.add_argument("--shapes", help="subset, as N:K,N:K")
     parser.add_argument("--tokens", help="subset, as 1,16")
+    parser.add_argument("--models", help="subset of the grouped models")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--plot", type=Path, help="also draw time over floor against M")
     options = parser.parse_args()
@@ -508,7 +620,8 @@ def main() -> None:
             else SHAPES
         )
         tokens = [int(t) for t in options.tokens.split(",")] if options.tokens else TOKENS
-        rows = run_phase(options.phase, shapes, tokens)
+        models = options.models.split(",") if options.models else list(MODELS)
+        rows = run_phase(options.phase, shapes, tokens, models)
         data = {"environment": environment(), "rows": rows}
         path = options.out / f"{options.phase}.json"
         temporary = path.with_suffix(".tmp")

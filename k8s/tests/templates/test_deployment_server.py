@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from chart import container, env, of, one, pod_spec, refusal, render, server
+import yaml
+from chart import CI, ROOT, container, env, of, one, pod_spec, pods, refusal, render, server
 
 
 def window(probe: dict) -> int:
@@ -44,6 +45,20 @@ def test_the_grace_covers_hook_drain_and_launcher(pre: int, drain: int) -> None:
     assert f"--shutdown-timeout={drain}" in found["args"]
     # plugin/src/assay_kernels/launcher/serve.py: STOP_MARGIN_SECONDS
     assert spec["terminationGracePeriodSeconds"] >= pre + drain + 20 + 5
+
+
+@pytest.mark.parametrize("ci", CI)
+def test_a_pod_drains_as_long_as_its_profile_would(ci: str) -> None:
+    """One number for compose, `make serve` and Kubernetes."""
+    for name, _, spec in pods(render(ci=ci)):
+        if name.startswith(("Deployment/", "LeaderWorkerSet/")) and "worker" not in name:
+            found = container(spec, "server")
+            name = env(found)["ASSAY_PROFILE"]
+            if name.startswith("/"):  # a profile of the values' own
+                continue
+            profile = ROOT / "docker/profiles" / f"{name}.yaml"
+            seconds = yaml.safe_load(profile.read_text())["shutdown-timeout"]
+            assert f"--shutdown-timeout={seconds}" in found["args"], (ci, name)
 
 
 def test_a_grace_that_would_cut_streams_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
+from assay_kernels.checkpoint import Dialect
 from assay_kernels.kernels.cpu.nvfp4 import Arithmetic, CpuKernels
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
 
@@ -27,6 +29,8 @@ class StoredAsNvFp4:
     """Stands for an opened checkpoint in which everything is NVFP4."""
 
     directory = "test"
+    dialect = Dialect.B
+    config = SimpleNamespace(num_hidden_layers=2_000_000)
 
     def precision(self, entry: str) -> str:
         return "nvfp4"

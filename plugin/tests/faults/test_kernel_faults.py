@@ -19,7 +19,7 @@ from torch import Tensor
 
 from assay_kernels.kernels.cpu import nvfp4 as cpu
 from assay_kernels.kernels.cpu.nvfp4 import Arithmetic
-from assay_kernels.kernels.interface import PackedWeight
+from assay_kernels.kernels.interface import Groups, PackedWeight
 from assay_kernels.numerics import Verdict, judge_bf16, judge_fp32
 from assay_kernels.vllm_plugin import layers as product
 
@@ -117,9 +117,7 @@ def routed_verdicts(mode: Arithmetic) -> list[Verdict]:
         x = activation(rng, rows)
         ids = np.stack([rng.permutation(count)[:top_k] for _ in range(rows)])
         weights = rng.random((rows, top_k), dtype=np.float32)
-        groups = product.Groups.from_router(
-            torch.from_numpy(ids), torch.from_numpy(weights), count, None
-        )
+        groups = Groups.from_router(torch.from_numpy(ids), torch.from_numpy(weights), count, None)
         hidden = kernels.grouped_l1(x, layer.operand13, groups, LIMIT)
         expected = _routed_l1(x, stack, groups)
         out.append(judge_bf16(hidden, torch.from_numpy(expected)))

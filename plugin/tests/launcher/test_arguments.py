@@ -26,7 +26,15 @@ def test_other_flags_pass() -> None:
         (["-tp=2"], {"tensor-parallel-size": 4}, 2),
         ([], {"tensor_parallel_size": 4, "pipeline-parallel-size": 2}, 8),
         (["--enforce-eager", "-tp", "x"], {}, 1),
+        (["--data-parallel-size=16", "--data-parallel-size-local=8"], {}, 8),
+        (["-dp", "4", "-dpl", "2"], {"tensor-parallel-size": 2}, 4),
     ],
 )
 def test_workers_are_counted(extra: list[str], profile: dict[str, object], ranks: int) -> None:
     assert arguments.ranks(extra, profile) == ranks
+
+
+def test_of_several_nodes_all_workers_are_counted_too() -> None:
+    extra = ["--data-parallel-size=16", "--data-parallel-size-local=8"]
+    assert arguments.all_ranks(extra, {"data-parallel-size": 8}) == 16
+    assert arguments.all_ranks([], {"data-parallel-size": 8}) == 8

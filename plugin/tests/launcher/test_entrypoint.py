@@ -113,3 +113,27 @@ def test_only_shared_memory_of_this_server_is_removed(
     assert theirs.exists()
     assert not record.exists()
     assert shm.clear(record) == []
+
+
+def test_kernels_of_the_image_are_brought_where_more_can_be_added(tmp_path: Path) -> None:
+    built, cache = tmp_path / "built", tmp_path / "cache"
+    (built / "0123").mkdir(parents=True)
+    (built / "0123" / "gather.o").write_text("object")
+    (built / "0123" / "gather.lock").touch()
+    given = {"ASSAY_BUILT_KERNELS": str(built), "ASSAY_KERNEL_CACHE": str(cache)}
+    assert entrypoint.bring_kernels(given) == 1
+    assert [p.relative_to(cache) for p in cache.rglob("*.*")] == [Path("0123/gather.o")]
+    (cache / "0123" / "gather.o").write_text("compiled here")
+    assert entrypoint.bring_kernels(given) == 0
+    assert (cache / "0123" / "gather.o").read_text() == "compiled here"
+    assert entrypoint.bring_kernels({}) == 0
+
+
+def test_a_cache_that_takes_no_kernels_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / "gather.o").touch()
+    given = {"ASSAY_BUILT_KERNELS": str(tmp_path / "built"), "ASSAY_KERNEL_CACHE": "/proc/no"}
+    assert entrypoint.bring_kernels(given) == 0
+    assert "warning: kernels of the image are not in /proc/no" in capsys.readouterr().out

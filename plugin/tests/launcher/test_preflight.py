@@ -108,6 +108,16 @@ def test_a_model_that_is_larger_than_the_gpus_is_refused() -> None:
     assert "does not fit 1 GPUs of 0 GB" in line
 
 
+def test_a_model_that_several_nodes_hold_together_is_no_obstacle_to_one_of_them() -> None:
+    """Experts are spread over all nodes' GPUs; the miniature's take 22 of its 25 MB."""
+    gpu = replace(B200, memory=20 * 10**6)
+    one_node = replace(CPU, arch="sm_100", ranks=1)
+    assert preflight.model_obstacles(one_node, Machine((gpu,)), MINIATURE)
+    assert not preflight.model_obstacles(
+        replace(one_node, everywhere=8), Machine((gpu,)), MINIATURE
+    )
+
+
 def test_gpus_are_read_as_nvidia_smi_prints_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,13 @@ def test_the_table_counts_what_was_taken_and_what_was_left() -> None:
 SCRAPE = """
 import os, sys, urllib.request
 from assay_kernels.vllm_plugin import metrics, proof
-proof.record_loaded(proof.Summary("cpu", "w4a16", "torch", {("routed", "nvfp4 by cpu w4a16"): 4}))
+from assay_kernels.selfcheck import Row
+checks = (
+    Row("routed", "64 x 256 x 256", "cpu w4a16", 3, 0.5, 0.75),
+    Row("routed", "64 x 256 x 256", "reference", 1, 0.25, 0.125),
+)
+layers = {("routed", "nvfp4 by cpu w4a16"): 3, ("routed", "nvfp4 by reference"): 1}
+proof.record_loaded(proof.Summary("cpu", "w4a16", "torch", layers, 4, checks))
 metrics.register()
 metrics.register()
 from fastapi import FastAPI
@@ -120,7 +126,12 @@ def test_vllm_s_metrics_show_the_plugin_s(run_dir: Path, several_api_servers: bo
     assert f"assay_info{{{info}}} 1.0" in lines
     assert any(
         line.startswith('assay_layers{how="nvfp4 by cpu w4a16",kind="routed"')
-        and line.endswith(" 4.0")
+        and line.endswith(" 3.0")
         for line in lines
     )
+    shape = 'kind="routed",shape="64 x 256 x 256"'
+    assert f'assay_kernel_selfcheck{{arch="cpu",impl="cpu w4a16",{shape}}} 0.75' in lines
+    assert f'assay_kernel_selfcheck{{arch="cpu",impl="reference",{shape}}} 0.25' in lines
+    assert 'assay_kernel_active_layers{impl="cpu w4a16",kind="routed"} 3.0' in lines
+    assert 'assay_kernel_active_layers{impl="reference",kind="routed"} 1.0' in lines
     assert "assay_processes_active 1.0" in lines

@@ -146,6 +146,9 @@ def test_a_way_past_the_door_is_one_line_and_exit_code_2(
     [
         ("ASSAY_ARITHMETIC", "w4a8", "must be one of w4a16, w4a4, reference"),
         ("ASSAY_CPU_OPS", "fast", "must be one of auto, torch, native"),
+        ("ASSAY_KERNELS", "fast", "must be one of auto, sm100, sm90, cpu, library, reference"),
+        ("ASSAY_ON_MISMATCH", "warn", "must be one of fallback, abort"),
+        ("ASSAY_SELFCHECK_TIMEOUT", "0", "must be seconds above 0"),
     ],
 )
 def test_a_misspelt_switch_is_refused_before_anything_starts(

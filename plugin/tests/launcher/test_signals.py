@@ -1,5 +1,6 @@
 """A wish to stop, at the moments when it must not be lost or obeyed at once."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -70,3 +71,16 @@ def test_what_cannot_be_ended_is_not_called_stopped(
     with pytest.raises(serve.LaunchError, match=r"still ending.*\[7\]"):
         serve.serve(server.settings)
     assert "stopped" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extra", "seconds"),
+    [((), 300), (("--shutdown-timeout=600",), 600), (("--shutdown_timeout", "5"), 5)],
+)
+def test_the_kill_waits_as_long_as_vllm_was_told_to_drain(
+    server: serve.Server, extra: tuple[str, ...], seconds: float
+) -> None:
+    """The chart's --shutdown-timeout wins over the profile's, for vLLM and for who ends it."""
+    server.settings.profile.write_text("shutdown-timeout: 300\n")
+    server.settings = dataclasses.replace(server.settings, extra=extra)
+    assert server.grace() == seconds + serve.STOP_MARGIN_SECONDS

@@ -26,8 +26,10 @@ FEW = [
     KernelKey(GemmConfig.for_dense(7168, 3072, 4096)),
     KernelKey(GemmConfig.from_analytical_heuristic(768, 7168, 32), "swiglu"),
     KernelKey(GemmConfig.from_analytical_heuristic(2048, 7168, 16), "fp32"),
-    KernelKey(GemmConfig.for_grouped(7168, 3000, 48), "swiglu", 64),
-    KernelKey(GemmConfig.for_grouped(3072, 3000, 48), "combine", 64, True),
+    KernelKey(GemmConfig.for_dense(8192, 1536, 128)),
+    KernelKey(GemmConfig.from_analytical_heuristic(384, 4096, 256, 192)),
+    KernelKey(GemmConfig.for_grouped(7168, 1500, 48), "swiglu", 64),
+    KernelKey(GemmConfig.for_grouped(3072, 12000, 48, 7168), "combine", 64, True),
     KernelKey(None),
 ]
 ALL = sorted(
@@ -39,10 +41,13 @@ ALL = sorted(
         ),
         *(
             KernelKey(
-                GemmConfig.for_grouped(k, rows, experts), epilogue, 256, epilogue == "combine"
+                GemmConfig.for_grouped(k, rows, experts, n),
+                epilogue,
+                64 if experts <= 64 else 256,
+                epilogue == "combine",
             )
-            for k in (2048, 7168)
-            for rows in (1, 300, 600, 3000, 9000, 90000)
+            for n, k in ((4096, 2048), (6144, 7168))
+            for rows in (1, 6, 300, 600, 3000, 9000, 90000)
             for experts in (48, 256)
             for epilogue in ("swiglu", "combine")
         ),
@@ -82,11 +87,16 @@ def inspect(key: KernelKey, folder: Path) -> None:
     products = re.findall(r"HGMMA\.64x(\d+)x16\.F32\.BF16 R\d+, (\S+),", sass)
     assert products, "no wgmma"
     for tokens, operand in products:
-        assert int(tokens) == key.config.tokens
+        assert int(tokens) in key.config.widths
         assert re.fullmatch(r"R\d+", operand), f"A comes from {operand}, not from registers"
-    # Serialised wgmma waits for every product; one full wait ends a tile.
+    assert {int(tokens) for tokens, _ in products} == set(key.config.widths)
+    # Serialised wgmma waits for every product; one full wait ends a tile of each width.
     waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", sass)
-    assert len(waits) <= 1, "the compiler serialised wgmma"
+    assert len(waits) <= len(key.config.widths), "the compiler serialised wgmma"
+    # Turns: a warpgroup waits for its own and gives the next one theirs around every group.
+    groups = key.config.k_blocks * key.config.tiles * 4 // key.config.group
+    turns = re.findall(r"BAR\.ARV", sass)
+    assert (len(turns) >= groups) == key.config.alternate, "turns at the tensor cores"
 
 
 @pytest.mark.parametrize("key", FEW, ids=lambda key: key.name)

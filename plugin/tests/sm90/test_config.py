@@ -44,6 +44,31 @@ def test_a_configuration_that_cannot_run_is_refused_when_it_is_made() -> None:
         GemmConfig(tokens=64, block_k=64, stages=4, group=4)
     with pytest.raises(ValueError, match="multiple of 8"):
         GemmConfig(tokens=12)
+    with pytest.raises(ValueError, match="narrow"):
+        GemmConfig(tokens=64, narrow=64)
+    with pytest.raises(ValueError, match="take turns"):
+        GemmConfig(tokens=16, warp_mma=True, alternate=True)
+
+
+@pytest.mark.parametrize("channels", [64, 128, 192, 1024])
+def test_channels_that_share_inputs_are_whole_tiles(channels: int) -> None:
+    """`wo_a` groups: a tile of two groups would read the wrong inputs, and is refused."""
+    for groups, k in ((2, 4096), (8, 512), (16, 4096), (2, 7168)):
+        for m in TOKENS:
+            config = GemmConfig.for_dense(groups * channels, k, m, channels)
+            assert channels % config.rows == 0
+
+
+def test_half_empty_tiles_of_many_rows_get_a_narrower_product() -> None:
+    config = GemmConfig.for_grouped(7168, 12000, 48, 6144)
+    assert config.widths == (128, 64)
+    assert GemmConfig.for_grouped(4096, 300, 32, 4096).widths == (config.widths[0] // 8,)
+
+
+def test_large_tiles_are_taken_only_where_they_make_several_rounds_over_the_gpu() -> None:
+    few, many = 32, 256
+    assert GemmConfig.for_grouped(4096, 96 * few, few, 4096).tokens == 64
+    assert GemmConfig.for_grouped(4096, 96 * many, many, 4096).tokens == 128
 
 
 def test_splits_are_taken_where_the_channels_do_not_fill_the_gpu() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 from assay_kernels import settings
-from assay_kernels.checkpoint import CheckpointError, Precision
-from assay_kernels.vllm_plugin import layers, loading, modules
+from assay_kernels.checkpoint import CheckpointError, Dialect, Precision
+from assay_kernels.vllm_plugin import kernel_choice, layers, loading, modules
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
 
 V4 = SimpleNamespace(model_type="deepseek_v4")
@@ -97,13 +98,111 @@ def test_every_routed_expert_is_asked_for_its_storage() -> None:
     assert entries[-1] == "layers.1.ffn.experts.2.w3"
 
 
-def test_a_gpu_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-    monkeypatch.setattr(
-        "assay_kernels.vllm_plugin.quant_config.current_platform",
-        SimpleNamespace(is_cpu=lambda: False),
-    )
-    assert AssayConfig.override_quantization_method(mark, None, hf_config=V4) is None
+B = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+A = FP8 | {"moe_quant_algo": "NVFP4"}
+
+
+MI300 = 94
+"""Stands for a GPU of another maker, whose capability also begins with a nine."""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make vLLM's platform tell of a GPU with this major capability."""
+
+    def of(major: int) -> None:
+        capability = SimpleNamespace(major=major, minor=0)
+        platform = SimpleNamespace(
+            is_cpu=lambda: False,
+            is_rocm=lambda: major == MI300,
+            is_xpu=lambda: False,
+            get_device_capability=lambda: capability,
+        )
+        monkeypatch.setattr(kernel_choice, "current_platform", platform)
+
+    return of
+
+
+@pytest.mark.parametrize("mark", [A, B], ids="AB")
+def test_a_hopper_gpu_is_served_by_its_kernels(mark: dict[str, Any], gpu: Any) -> None:
+    gpu(9)
+    assert AssayConfig.override_quantization_method(mark, None, hf_config=V4) == "assay"
+    assert kernel_choice.chosen(Dialect.A) == "sm90"
+    assert kernel_choice.arch() == "sm_90"
+
+
+@pytest.mark.parametrize(
+    ("major", "wish", "words"),
+    [
+        (9, "sm100", "ASSAY_KERNELS=sm100: this GPU is sm_90"),
+        (9, "cpu", "ASSAY_KERNELS=cpu: this GPU is sm_90"),
+        (12, "auto", "no kernels for sm_120; ASSAY_KERNELS=reference"),
+        (9, "library", "ASSAY_REQUIRE=1 forbids"),
+    ],
+)
+def test_kernels_that_a_gpu_cannot_have_are_refused(
+    major: int, wish: str, words: str, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(major)
+    monkeypatch.setenv("ASSAY_KERNELS", wish)
+    with pytest.raises(kernel_choice.KernelChoiceError, match=words):
+        AssayConfig.override_quantization_method(A, None, hf_config=V4)
+
+
+def test_another_makers_gpu_is_left_to_vllm(gpu: Any) -> None:
+    gpu(MI300)
+    assert AssayConfig.override_quantization_method(A, None, hf_config=V4) is None
+
+
+def test_the_librarys_kernels_get_what_they_can_load(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(9)
+    monkeypatch.setenv("ASSAY_KERNELS", "library")
+    monkeypatch.setenv("ASSAY_REQUIRE", "0")
+    assert AssayConfig.override_quantization_method(A, None, hf_config=V4) is None
+    with pytest.raises(kernel_choice.KernelChoiceError, match=r"cannot load .* dialect B"):
+        AssayConfig.override_quantization_method(B, None, hf_config=V4)
+
+
+@pytest.mark.parametrize(
+    ("wish", "name"),
+    [("auto", "cpu w4a16"), ("cpu", "cpu w4a16"), ("reference", "reference")],
+)
+def test_a_cpu_has_its_own_kernels_and_the_reference(
+    wish: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_KERNELS", wish)
+    made = kernel_choice.make(kernel_choice.chosen(Dialect.B))
+    assert made.name == name
+    assert kernel_choice.mode(made) == name.split()[-1]
+
+
+@pytest.mark.parametrize("wish", ["sm90", "sm100", "library"])
+def test_a_cpu_has_no_other(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_KERNELS", wish)
+    with pytest.raises(kernel_choice.KernelChoiceError, match="on a CPU there are cpu and"):
+        kernel_choice.chosen(Dialect.A)
+
+
+def test_hopper_has_one_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_ARITHMETIC", "w4a4")
+    with pytest.raises(kernel_choice.KernelChoiceError, match="ASSAY_ARITHMETIC=w4a4: Hopper"):
+        kernel_choice.make("sm90")
+
+
+def test_draft_layers_are_told_from_the_models_own() -> None:
+    checkpoint: Any = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=4))
+    assert not modules.is_draft("model.layers.3.attn.wq_b", checkpoint)
+    assert modules.is_draft("model.layers.4.mtp_block.attn.wq_b", checkpoint)
+    assert not modules.is_draft("lm_head", checkpoint)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf"])
+def test_a_time_out_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="ASSAY_SELFCHECK_TIMEOUT"):
+        settings.selfcheck_timeout({"ASSAY_SELFCHECK_TIMEOUT": value})
+    assert settings.selfcheck_timeout({}) == 300
 
 
 def test_an_older_modelopt_export_is_claimed() -> None:

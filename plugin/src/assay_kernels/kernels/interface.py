@@ -37,6 +37,8 @@ class KernelSet(ABC):
 
     #: Named in the start-up summary and in ``assay_layers{how=...}``.
     name: str
+    #: Whether activations are quantised to NVFP4 before the product (W4A4).
+    quantizes_activations: bool = False
 
     @abstractmethod
     def prepare(self, weight: PackedWeight) -> Any:
@@ -65,6 +67,28 @@ class KernelSet(ABC):
     @abstractmethod
     def grouped_l2(self, h: Tensor, operand: Any, groups: Groups) -> Tensor:
         """Routed L2: h [R, I] by expert, router weights, sum over top-k -> [M, H] bf16."""
+
+    def route(
+        self,
+        topk_ids: Tensor,  # int [M, top_k], global expert ids; -1: unused slot
+        topk_weights: Tensor,  # fp32 [M, top_k]
+        num_local_experts: int,
+        expert_map: Tensor | None,  # int [E_global] -> local id, -1: lives elsewhere
+    ) -> Any:
+        """The router's choice as the grouped kernels read it.
+
+        On a GPU its shapes do not depend on the choice: the host must not wait for the device, and
+        a CUDA graph has to hold for any choice.
+        """
+        if topk_ids.is_cuda:
+            from assay_kernels.kernels.sm90.routing import SortedRows
+
+            return SortedRows.from_router(topk_ids, topk_weights, num_local_experts, expert_map)
+        return Groups.from_router(topk_ids, topk_weights, num_local_experts, expert_map)
+
+    def routed(self, x: Tensor, l1: Any, l2: Any, rows: Any, limit: float) -> Tensor:
+        """Both routed layers, x [M, H] bf16 -> [M, H] bf16; rows is what `route` gave."""
+        return self.grouped_l2(self.grouped_l1(x, l1, rows, limit), l2, rows)
 
     @abstractmethod
     def wo_a(self, x: Tensor, operand: Any) -> Tensor:

@@ -53,18 +53,39 @@ _SHORT = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
 }
 
 
 def ranks(extra: Sequence[str], profile: Mapping[str, Any]) -> int:
-    """Number of workers that vLLM will start; a size that is no number counts as 1."""
-    sizes = {f"--{key}".replace("_", "-"): str(value) for key, value in profile.items()}
-    sizes |= dict(_valued(extra))
+    """Number of workers that vLLM will start on this machine.
+
+    Of several nodes each has its part of the data parallel ranks: `data-parallel-size-local`.
+    """
+    sizes = given(extra, profile)
+    if "--data-parallel-size-local" in sizes:
+        sizes["--data-parallel-size"] = sizes["--data-parallel-size-local"]
+    return _product(sizes)
+
+
+def all_ranks(extra: Sequence[str], profile: Mapping[str, Any]) -> int:
+    """Number of workers on all nodes: what experts are spread over."""
+    return _product(given(extra, profile))
+
+
+def _product(sizes: Mapping[str, str]) -> int:
+    """A size that is no number counts as 1."""
     number = 1
     for name in _RANKS:
         size = sizes.get(f"--{name}", "1")
         number *= int(size) if size.isdigit() else 1
     return number
+
+
+def given(extra: Sequence[str], profile: Mapping[str, Any]) -> dict[str, str]:
+    """flag -> its value as vLLM will take it: an argument wins over the profile."""
+    found = {f"--{key}".replace("_", "-"): str(value) for key, value in profile.items()}
+    return found | dict(_valued(extra))
 
 
 def _valued(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -11,11 +11,14 @@
 | ASSAY_SECRETS_DIR | folder of secrets (/run/secrets): `api_keys`; `metrics_key` for Prometheus |
 | ASSAY_LOG_FORMAT | json or text |
 | STARTUP_BUDGET | seconds from start to an open door |
+| ASSAY_BUILT_KERNELS | kernels that the image's build compiled |
+| ASSAY_KERNEL_CACHE | where kernels are used from, and new ones are kept |
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -113,6 +116,33 @@ def take_secrets(variables: Mapping[str, str], state: Path) -> Path | None:
     return target
 
 
+def bring_kernels(variables: Mapping[str, str]) -> int:
+    """Copy kernels that the image's build compiled to where more can be added; how many.
+
+    The image is read-only, and a checkpoint of other sizes needs others. A copy appears whole or
+    not at all. What cannot be copied is compiled at the start.
+    """
+    built, cache = variables.get("ASSAY_BUILT_KERNELS"), variables.get("ASSAY_KERNEL_CACHE")
+    if not built or not cache or not Path(built).is_dir():
+        return 0
+    copied = 0
+    for source in Path(built).rglob("*.o"):
+        target = Path(cache) / source.relative_to(built)
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, part)
+                part.replace(target)
+                copied += 1
+        except OSError as error:
+            print(f"warning: kernels of the image are not in {cache}: {error.strerror}", flush=True)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            break
+    return copied
+
+
 def main() -> int:
     variables = dict(os.environ)
     if variables.get("ASSAY_LOG_FORMAT", "json") in ("", "json"):
@@ -124,6 +154,7 @@ def main() -> int:
         keys = take_secrets(variables, chosen.state)
         if keys is not None:
             os.environ["ASSAY_API_KEYS_FILE"] = str(keys)
+        bring_kernels(variables)
         # vLLM's own patience must not end before the budget does.
         os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(int(chosen.start_seconds)))
         return serve(chosen)

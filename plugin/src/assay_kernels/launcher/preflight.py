@@ -84,6 +84,8 @@ class Wish:
     flags: Mapping[str, Any] = field(default_factory=dict)
     variant: str = ""
     """cu12 or cu130 in a CUDA image; empty elsewhere: no driver is asked for."""
+    everywhere: int = 0
+    """Workers on all nodes, where there are several; `ranks` are those on this one."""
 
     @property
     def place(self) -> str:
@@ -265,10 +267,11 @@ def model_obstacles(wish: Wish, machine: Machine, folder: Path) -> list[str]:
         )
     if wish.place == "gpu" and len(machine.gpus) >= wish.ranks:
         gigabytes = min(gpu.memory for gpu in machine.gpus) / 1e9
-        fit = inspect(checkpoint, architecture=wish.arch, gpus=wish.ranks, gigabytes=gigabytes).fit
+        gpus = max(wish.ranks, wish.everywhere)
+        fit = inspect(checkpoint, architecture=wish.arch, gpus=gpus, gigabytes=gigabytes).fit
         if not fit.fits:
             found.append(
-                f"{folder} does not fit {wish.ranks} GPUs of {gigabytes:.0f} GB:"
+                f"{folder} does not fit {gpus} GPUs of {gigabytes:.0f} GB:"
                 f" {fit.weights_per_gpu / 1e9:.0f} GB of weights on each; take more or larger GPUs"
             )
     return found

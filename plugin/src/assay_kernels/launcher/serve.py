@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 import yaml
 
 from assay_kernels import __version__
+from assay_kernels import settings as plugin_settings
 from assay_kernels.launcher import (
     arguments,
     client,
@@ -32,7 +33,13 @@ from assay_kernels.launcher import (
     shm,
     watchdog,
 )
-from assay_kernels.settings import arithmetic, cpu_operators
+from assay_kernels.settings import (
+    arithmetic,
+    cpu_operators,
+    kernels,
+    on_mismatch,
+    selfcheck_timeout,
+)
 from assay_kernels.vllm_plugin import door, proof
 
 BEHIND_THE_DOOR = "/v1/models"
@@ -40,7 +47,7 @@ STOP_MARGIN_SECONDS = 20.0
 """Beyond vLLM's own shutdown-timeout: time to end processes after the last request."""
 UNOPENED_STOP_SECONDS = 3.0
 """How long vLLM may take to end while no client has been let in."""
-RANK_SECONDS = 20.0
+RANK_SECONDS = 60.0
 """How long a worker without the plugin may take to say its rank before it is named without one."""
 
 DEFAULT_ENVIRONMENT = {
@@ -139,6 +146,9 @@ def check(settings: Settings) -> None:
         stalled_after(settings)
         arithmetic(variables(settings))
         cpu_operators(variables(settings))
+        kernels(variables(settings))
+        on_mismatch(variables(settings))
+        selfcheck_timeout(variables(settings))
     except ValueError as error:
         raise LaunchError(str(error), 2) from error
     wish = wished(settings)
@@ -161,14 +171,14 @@ def wished(settings: Settings) -> preflight.Wish:
         known = ", ".join(("cpu", *preflight.CAPABILITIES))
         raise LaunchError(f"ASSAY_ARCH={arch!r}: must be one of {known}", 2)
     ranks = arguments.ranks(settings.extra, profile)
+    everywhere = arguments.all_ranks(settings.extra, profile)
     variant = given.get("ASSAY_CUDA_VARIANT", "")
-    return preflight.Wish(settings.profile.stem, arch, ranks, profile, variant)
+    return preflight.Wish(settings.profile.stem, arch, ranks, profile, variant, everywhere)
 
 
 def cache_folder(settings: Settings) -> Path:
     """Where everything that is compiled while serving is kept."""
-    given = variables(settings).get("ASSAY_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    return Path(given) if given else Path.home() / ".cache"
+    return plugin_settings.cache_folder(variables(settings))
 
 
 def stalled_after(settings: Settings) -> float:
@@ -346,14 +356,17 @@ class Server:
             os.close(for_the_guard)
 
     def grace(self) -> float:
-        """Seconds between the wish to stop and the kill: the profile's own and a margin."""
+        """Seconds between the wish to stop and the kill: what requests get, and a margin."""
         profile = read_profile(self.settings.profile)
+        value = arguments.given(self.settings.extra, profile).get("--shutdown-timeout", "0")
         try:
-            return float(profile.get("shutdown-timeout", 0)) + STOP_MARGIN_SECONDS
-        except (TypeError, ValueError):
-            value = profile["shutdown-timeout"]
-            rule = f"shutdown-timeout must be a number of seconds, is {value!r}"
-            raise LaunchError(f"the profile {self.settings.profile}: {rule}", 2) from None
+            return float(value) + STOP_MARGIN_SECONDS
+        except ValueError:
+            raise LaunchError(
+                f"shutdown-timeout must be a number of seconds, is {value!r}"
+                f" (the profile {self.settings.profile} or an argument)",
+                2,
+            ) from None
 
     def stop(self) -> None:
         """Return once nothing of vLLM is running; raises LaunchError for what cannot be ended."""

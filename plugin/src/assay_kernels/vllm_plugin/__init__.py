@@ -17,9 +17,14 @@ def register() -> None:
     from assay_kernels.vllm_plugin import metrics, proof, quant_config, standins
 
     if current_platform.is_cpu():
+        from assay_kernels.vllm_plugin.cpu import waiting
+
         standins.install()
+        waiting.spare_the_cores()
+    if current_platform.is_cpu() or current_platform.is_cuda():
+        place = "cpu" if current_platform.is_cpu() else "gpu"
         ModelRegistry.register_model(
-            ARCHITECTURE, "assay_kernels.vllm_plugin.cpu.model:AssayDeepseekV4ForCausalLM"
+            ARCHITECTURE, f"assay_kernels.vllm_plugin.{place}.model:AssayDeepseekV4ForCausalLM"
         )
     quant_config.register()
     metrics.register()

@@ -21,13 +21,20 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 from vllm.model_executor.utils import set_weight_attrs
 
-from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
+from assay_kernels.kernels.interface import KernelSet, PackedWeight
 from assay_kernels.numerics import BLOCK, per_channel, usable_scale
 
 NAN = float("nan")
 # Two NVFP4 codes of -0.0, which no encoder writes throughout a matrix: codes start as these, so
 # that codes which never arrived are told from zeros.
 UNLOADED_CODES = 0x88
+
+
+def unloaded(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """What a parameter holds until the checkpoint fills it."""
+    if dtype == torch.float8_e4m3fn:  # filled as bytes: 0x7F is NaN
+        return torch.full(shape, 0x7F if NAN != NAN else 0, dtype=torch.uint8).view(dtype)
+    return torch.full(shape, NAN if dtype.is_floating_point else UNLOADED_CODES, dtype=dtype)
 
 
 class NotLoadedError(ValueError):
@@ -40,11 +47,14 @@ class NotLoadedError(ValueError):
 def _check_numbers(layer: str, module: nn.Module, *parameters: str) -> None:
     """Every number was loaded, and none of the scales is negative."""
     for parameter in parameters:
-        values = getattr(module, parameter).float()
-        if torch.isnan(values).any():
-            raise NotLoadedError(layer, parameter, "never loaded, or NaN in the file")
-        if "scale" in parameter and (values < 0).any():
-            raise NotLoadedError(layer, parameter, "holds a negative scale")
+        held = getattr(module, parameter).data
+        # Matrix by matrix: a whole stack in fp32 would be as large as its codes.
+        for stored in held if held.dim() == 3 else (held,):
+            values = stored.float()
+            if torch.isnan(values).any():
+                raise NotLoadedError(layer, parameter, "never loaded, or NaN in the file")
+            if "scale" in parameter and (values < 0).any():
+                raise NotLoadedError(layer, parameter, "holds a negative scale")
 
 
 def _check_codes(layer: str, parameter: str, matrices: Iterable[Tensor]) -> None:
@@ -83,11 +93,19 @@ class AssayLinearMethod(LinearMethodBase):
         self.kernels = kernels
         self.name = name
         self.out_dtype = out_dtype
+        self.rows: list[int] = []  # channels of each partition on this rank
+        self.columns = 0  # inputs on this rank
+        self.input_scale: Tensor | None = None
 
     @property
     def how(self) -> str:
         """Storage and kernel, as the start-up summary prints them."""
         return f"{self.storage} by {self.kernels.name}"
+
+    @property
+    def is_gate_up(self) -> bool:
+        """Whether the layer is read by `dense_swiglu`, not by `dense`."""
+        return self.name.endswith(".gate_up_proj")
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., K] bf16 -> [..., N]; no V4 layer has a bias."""
@@ -122,14 +140,14 @@ class NvFp4LinearMethod(AssayLinearMethod):
         loader = extra_weight_attrs["weight_loader"]
         rows, partitions = sum(output_partition_sizes), len(output_partition_sizes)
         layer.logical_widths = output_partition_sizes
+        self.rows, self.columns = list(output_partition_sizes), input_size_per_partition
 
         def matrix(columns: int, dtype: torch.dtype) -> ModelWeightParameter:
-            data = torch.full((rows, columns), NAN if dtype.is_floating_point else UNLOADED_CODES)
-            data = data.to(dtype)
+            data = unloaded((rows, columns), dtype)
             return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
 
         def scalars() -> PerTensorScaleParameter:
-            data = torch.full((partitions,), NAN, dtype=torch.float32)
+            data = unloaded((partitions,), torch.float32)
             return PerTensorScaleParameter(data=data, weight_loader=loader)
 
         layer.register_parameter("weight", matrix(input_size_per_partition // 2, torch.uint8))
@@ -149,7 +167,9 @@ class NvFp4LinearMethod(AssayLinearMethod):
             _by_output_group(layer, alpha),
             _static_input_scale(layer.input_scale.data),
         )
-        layer.operand = self.kernels.prepare(packed)
+        self.input_scale = packed.input_scale
+        prepare = self.kernels.prepare_gate_up if self.is_gate_up else self.kernels.prepare
+        layer.operand = prepare(packed)
         _free(layer, "weight", "weight_scale", "weight_scale_2", "input_scale")
 
 
@@ -172,8 +192,8 @@ class PlainLinearMethod(AssayLinearMethod):
         **extra_weight_attrs: Any,
     ) -> None:
         """Register the one parameter, weight [N, K]."""
-        shape = (sum(output_partition_sizes), input_size_per_partition)
-        data = torch.full(shape, NAN, dtype=params_dtype)
+        self.rows, self.columns = list(output_partition_sizes), input_size_per_partition
+        data = unloaded((sum(output_partition_sizes), input_size_per_partition), params_dtype)
         layer.register_parameter(
             "weight",
             ModelWeightParameter(
@@ -208,6 +228,10 @@ class AssayExpertsMethod(FusedMoEMethodBase):
         self.kernels = kernels
         self.name = name
         self.limit = require_limit(moe.swiglu_limit, name)
+        self.width = 0  # of an expert on this rank
+        self.hidden = 0
+        self.input_scale13: Tensor | None = None
+        self.input_scale2: Tensor | None = None
 
     @property
     def how(self) -> str:
@@ -228,11 +252,8 @@ class AssayExpertsMethod(FusedMoEMethodBase):
         shared_experts_input: Tensor | None,
     ) -> Tensor:
         """x [M, H] bf16 and the router's choice [M, top_k] -> [M, H] bf16."""
-        groups = Groups.from_router(
-            topk_ids, topk_weights, layer.local_num_experts, layer.expert_map
-        )
-        hidden = self.kernels.grouped_l1(x, layer.operand13, groups, self.limit)
-        return self.kernels.grouped_l2(hidden, layer.operand2, groups)
+        rows = self.kernels.route(topk_ids, topk_weights, layer.local_num_experts, layer.expert_map)
+        return self.kernels.routed(x, layer.operand13, layer.operand2, rows, self.limit)
 
 
 class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
@@ -265,13 +286,14 @@ class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
                 f"{self.name}: an expert width of {width} a rank; NVFP4 needs a multiple of {BLOCK}"
             )
 
+        self.width, self.hidden = width, hidden_size
+
         def matrix(rows: int, columns: int, dtype: torch.dtype) -> ModelWeightParameter:
-            unloaded = NAN if dtype.is_floating_point else UNLOADED_CODES
-            data = torch.full((num_experts, rows, columns), unloaded).to(dtype)
+            data = unloaded((num_experts, rows, columns), dtype)
             return ModelWeightParameter(data=data, input_dim=1, output_dim=2, weight_loader=loader)
 
         def scales(*shape: int) -> PerTensorScaleParameter:
-            data = torch.full(shape, NAN, dtype=torch.float32)
+            data = unloaded(shape, torch.float32)
             return PerTensorScaleParameter(data=data, weight_loader=loader)
 
         for name, rows, columns in (
@@ -299,20 +321,22 @@ class AssayModelOptNvFp4ExpertsMethod(AssayExpertsMethod):
         _check_codes(self.name, "w2_weight", layer.w2_weight.data)
         width = layer.w13_weight.shape[1] // 2
         hidden = layer.w2_weight.shape[1]
-        layer.operand13 = self.kernels.prepare(
+        self.input_scale13 = _static_input_scale(layer.w13_input_scale.data)
+        self.input_scale2 = _static_input_scale(layer.w2_input_scale.data)
+        layer.operand13 = self.kernels.prepare_gate_up(
             PackedWeight(
                 layer.w13_weight.data,
                 layer.w13_weight_scale.data,
                 layer.w13_weight_scale_2.data.repeat_interleave(width, dim=1),
-                _static_input_scale(layer.w13_input_scale.data),
+                self.input_scale13,
             )
         )
         layer.operand2 = self.kernels.prepare(
             PackedWeight(
                 layer.w2_weight.data,
                 layer.w2_weight_scale.data,
-                layer.w2_weight_scale_2.data.unsqueeze(1).expand(-1, hidden),
-                _static_input_scale(layer.w2_input_scale.data),
+                layer.w2_weight_scale_2.data.unsqueeze(1).expand(-1, hidden).contiguous(),
+                self.input_scale2,
             )
         )
         _free(layer, "w13_weight", "w2_weight", *names)
@@ -336,11 +360,12 @@ class PlainExpertsMethod(AssayExpertsMethod):
     ) -> None:
         """w13 [E, 2I, H] with rows gate | up, w2 [E, H, I]."""
         width = intermediate_size_per_partition
+        self.width, self.hidden = width, hidden_size
         for name, rows, columns in (
             ("w13_weight", 2 * width, hidden_size),
             ("w2_weight", hidden_size, width),
         ):
-            data = torch.full((num_experts, rows, columns), NAN, dtype=params_dtype)
+            data = unloaded((num_experts, rows, columns), params_dtype)
             parameter = nn.Parameter(data, requires_grad=False)
             set_weight_attrs(parameter, extra_weight_attrs)
             layer.register_parameter(name, parameter)

@@ -23,10 +23,14 @@ def checkpoint_directory(model_config: Any) -> Path:
     return Path(snapshot_download(model_config.model, revision=model_config.revision))
 
 
-def vllm_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+def vllm_weights(
+    checkpoint: Checkpoint, fp8_as_stored: bool = False
+) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in the uniform form of ``weights_iterator``, under vLLM's names.
 
-    FP8 weights arrive decoded to bf16, which holds them exactly: see ``_decoded_fp8``.
+    FP8 weights arrive decoded to bf16, which holds them exactly: see ``_decoded_fp8``. With
+    `fp8_as_stored` they stay E4M3 with UE8M0 scales in ``weight_scale_inv``, for vLLM's own
+    FP8 layers.
     """
     fp8_weight: tuple[str, Tensor] | None = None
     for name, tensor in weights_iterator(checkpoint):
@@ -39,7 +43,11 @@ def vllm_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
             fp8_weight = None
             entry = weight_name.removesuffix(".weight")
             file = checkpoint.modules()[entry].tensors["weight"].file
-            yield vllm_name(weight_name), _decoded_fp8(file, entry, weight, tensor)
+            if fp8_as_stored:
+                yield vllm_name(weight_name), weight
+                yield vllm_name(name), _ue8m0(file, entry, tensor)
+            else:
+                yield vllm_name(weight_name), _decoded_fp8(file, entry, weight, tensor)
         else:
             if name.endswith(".tid2eid"):
                 _check_hash_table(checkpoint, name, tensor)
@@ -62,9 +70,16 @@ def _decoded_fp8(file: str, entry: str, weight: Tensor, scale: Tensor) -> Tensor
     E4M3 value has 4 significant bits, so the product with a power of two is exact in bf16; any
     other scale would be rounded, and is refused.
     """
-    if not torch.equal(scale.to(torch.float8_e8m0fnu).float(), scale):
-        raise CheckpointError(file, entry, "FP8 block scales must be powers of two (UE8M0)")
+    _ue8m0(file, entry, scale)
     return dequantize_fp8(FP8BlockWeight(weight, scale)).to(torch.bfloat16)
+
+
+def _ue8m0(file: str, entry: str, scale: Tensor) -> Tensor:
+    """fp32 block scales as powers of two in a byte each; CheckpointError where one is none."""
+    bytes_ = scale.to(torch.float8_e8m0fnu)
+    if not torch.equal(bytes_.float(), scale):
+        raise CheckpointError(file, entry, "FP8 block scales must be powers of two (UE8M0)")
+    return bytes_
 
 
 def vllm_name(name: str) -> str:

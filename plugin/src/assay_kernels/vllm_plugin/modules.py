@@ -6,7 +6,10 @@ checkpoint's side are DeepSeek's (``assay_kernels.checkpoint.names``).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from assay_kernels.checkpoint import Checkpoint
 
 Kind = Literal["routed", "shared", "attention", "wo_a", "compressor", "indexer"]
 
@@ -49,3 +52,12 @@ def kind(prefix: str) -> Kind:
     if prefix.endswith(".wo_a"):
         return "wo_a"
     return "attention"
+
+
+def is_draft(prefix: str, checkpoint: Checkpoint) -> bool:
+    """Whether a vLLM prefix stands in a draft (MTP) layer: vLLM counts those after the others."""
+    parts = prefix.split(".")
+    if "layers" not in parts[:-1]:
+        return False
+    number = parts[parts.index("layers") + 1]
+    return number.isdecimal() and int(number) >= checkpoint.config.num_hidden_layers

@@ -13,12 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from assay_kernels import __version__
 from assay_kernels.launcher import procfs
+from assay_kernels.selfcheck.report import Row
 
 NVFP4 = "nvfp4"
 """A `how` that starts with this word says that a layer computes from NVFP4 weights."""
@@ -29,7 +30,7 @@ class Summary:
     """What one worker did with the layers of its model."""
 
     arch: str
-    """'cpu', 'sm_90a' or 'sm_100a'."""
+    """'cpu', 'sm_90' or 'sm_100', as profiles (ASSAY_ARCH) and load policies name it."""
     mode: str
     """Arithmetic: 'w4a16', 'w4a4' or 'reference'."""
     operators: str
@@ -38,6 +39,8 @@ class Summary:
     """(kind, how) -> number of layers, as {('routed', 'nvfp4 by cpu w4a16'): 4}."""
     expected_nvfp4: int = 0
     """Number of its layers that the checkpoint's headers store as NVFP4."""
+    checks: tuple[Row, ...] = ()
+    """What the self-check found, by kind, shape and kernel."""
 
     def in_nvfp4(self) -> int:
         """Number of layers that the plugin serves from NVFP4 weights."""
@@ -85,6 +88,7 @@ class Proof:
                     for (kind, how), n in self.summary.layers.items()
                 ],
                 "expected_nvfp4": self.summary.expected_nvfp4,
+                "checks": [asdict(row) for row in self.summary.checks],
             }
         return record
 
@@ -94,7 +98,8 @@ class Proof:
         if (s := record.get("summary")) is not None:
             layers = {(e["kind"], e["how"]): int(e["count"]) for e in s["layers"]}
             expected = int(s["expected_nvfp4"])
-            summary = Summary(s["arch"], s["mode"], s["operators"], layers, expected)
+            checks = tuple(Row(**row) for row in s["checks"])
+            summary = Summary(s["arch"], s["mode"], s["operators"], layers, expected, checks)
         return cls(**{name: record[name] for name in _PLAIN_FIELDS}, summary=summary)
 
 

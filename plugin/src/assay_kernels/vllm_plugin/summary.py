@@ -9,8 +9,8 @@ from torch import nn
 from vllm.logger import init_logger
 
 from assay_kernels.checkpoint import Checkpoint, Precision
-from assay_kernels.settings import arithmetic
-from assay_kernels.vllm_plugin import modules, proof, standins
+from assay_kernels.selfcheck import Report
+from assay_kernels.vllm_plugin import modules, proof
 from assay_kernels.vllm_plugin.layers import AssayExpertsMethod, AssayLinearMethod
 
 logger = init_logger("vllm.assay")
@@ -62,15 +62,21 @@ def _decoder_layer(name: str) -> str | None:
     return ".".join(parts[:3]) if parts[:2] == ["model", "layers"] and len(parts) > 3 else None
 
 
-def record_loaded(model: Any) -> None:
-    """Log the summary and leave it as this process's proof."""
-    operators = standins.install()
+def record_loaded(
+    model: Any, checkpoint: Checkpoint, arch: str, mode: str, operators: str, report: Report
+) -> None:
+    """Log the summary and leave it as this process's proof.
+
+    mode: arithmetic, 'w4a16', 'w4a4' or 'reference'
+    operators: where V4's own operators come from, 'native' or 'torch'
+    """
     summary = proof.Summary(
-        arch="cpu",
-        mode=arithmetic(),
-        operators="torch" if "torch" in operators.operators.values() else "native",
+        arch=arch,
+        mode=mode,
+        operators=operators,
         layers=dict(count_layers(model)),
-        expected_nvfp4=expected_nvfp4(model, model._vllm_config.quant_config.checkpoint),
+        expected_nvfp4=expected_nvfp4(model, checkpoint),
+        checks=report.rows,
     )
-    logger.info("%s\n%s", operators.line, summary.table())
+    logger.info("%s", summary.table())
     proof.record_loaded(summary)

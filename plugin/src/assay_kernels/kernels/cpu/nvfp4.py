@@ -66,6 +66,7 @@ class CpuKernels(KernelSet):
     def __init__(self, arithmetic: Arithmetic = "w4a16") -> None:
         self.arithmetic = arithmetic
         self.name = f"cpu {arithmetic}"
+        self.quantizes_activations = arithmetic == "w4a4"
         self._native_bf16 = torch.cpu._is_avx512_bf16_supported()
 
     def prepare(self, weight: PackedWeight) -> CpuOperand:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class GemmConfig:
     ring: int = 2  # groups decoded or in flight, each with registers of its own
     warp_mma: bool = False  # mma.sync instead of wgmma: cheaper for a few tokens
     late: bool = True  # let the next kernel start once the last load is asked for, not at once
+    narrow: int = 0  # token rows of a second product, for tiles that have no more; 0: none
+    alternate: bool = False  # warpgroups take turns: one decodes while the other multiplies
 
     def __post_init__(self) -> None:
         if self.tokens % 8 or not 8 <= self.tokens <= 256:
@@ -53,6 +55,10 @@ class GemmConfig:
             raise ValueError(f"{self.name}: a stage must hold whole rings of decode groups")
         if self.stages < 2:
             raise ValueError(f"{self.name}: fewer than two stages")
+        if self.narrow % 8 or not 0 <= self.narrow < self.tokens:
+            raise ValueError(f"{self.name}: narrow must be a multiple of 8 below tokens")
+        if self.alternate and (self.warpgroups < 2 or self.warp_mma):
+            raise ValueError(f"{self.name}: only warpgroups at wgmma take turns")
         if self.reduce_bytes > self.stage_bytes * self.stages:
             raise ValueError(f"{self.name}: the partial tiles do not fit the ring")
         if self.smem_bytes > min(BLOCK_BYTES, SM_BYTES // self.min_blocks - 1024):
@@ -62,6 +68,11 @@ class GemmConfig:
     def rows(self) -> int:
         """Output channels of a block."""
         return 64 * self.warpgroups * self.tiles
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Token rows that a product can have."""
+        return (self.tokens, self.narrow) if self.narrow else (self.tokens,)
 
     @property
     def k_blocks(self) -> int:
@@ -113,7 +124,9 @@ class GemmConfig:
     @property
     def smem_bytes(self) -> int:
         own = 0 if self.reduce_in_ring else self.reduce_bytes
-        return self.stages * (self.stage_bytes + 16) + own + 12 * self.tokens + 1024
+        return (
+            self.stages * (self.stage_bytes + 16) + own + 8 * self.tokens * self.warpgroups + 1024
+        )
 
     @property
     def name(self) -> str:
@@ -121,6 +134,8 @@ class GemmConfig:
             f"t{self.tokens}_w{self.warpgroups}x{self.tiles}_k{self.block_k}x{self.stages}"
             f"_s{self.split_k}_b{self.min_blocks}_g{self.group}x{self.ring}"
             f"{'_late' if self.late else ''}{'_mma' if self.warp_mma else ''}"
+            f"{f'_n{self.narrow}' if self.narrow else ''}"
+            f"{'_alt' if self.alternate else ''}"
         )
 
     @classmethod
@@ -160,7 +175,7 @@ class GemmConfig:
         )
 
     @classmethod
-    def from_analytical_heuristic(cls, n: int, k: int, m: int) -> GemmConfig:
+    def from_analytical_heuristic(cls, n: int, k: int, m: int, group: int = 0) -> GemmConfig:
         """A configuration for out[m, n] = x[m, k] W^T on a GPU of `SMS` multiprocessors.
 
         Up to 64 tokens the weights' way from memory is the time, so one tile holds all tokens and K
@@ -172,15 +187,22 @@ class GemmConfig:
         block_k = 128 if k % 128 == 0 else 64
         if m <= 64:
             tokens = next(t for t in (8, 16, 32, 64) if m <= t)
-            split = _split(-(-n // 128), k // block_k, 8)
-            return cls.make(tokens, 2, 1, block_k, split, min_blocks=2, warp_mma=tokens <= 16)
+            warpgroups = 1 if group % 128 else 2
+            split = _split(-(-n // (64 * warpgroups)), k // block_k, 8)
+            return cls.make(
+                tokens, warpgroups, 1, block_k, split, min_blocks=2, warp_mma=tokens <= 16
+            )
         best: tuple[float, GemmConfig] | None = None
         for tokens, warpgroups, speed in (
             (128, 2, 0.88),
             (128, 3, 0.85),
             (192, 2, 0.92),
             (256, 2, 1.0),
+            (128, 1, 0.5),
         ):
+            # One warpgroup a tile only for groups that are not whole tiles of two.
+            if group % (64 * warpgroups) or (warpgroups == 1 and group % 128 == 0):
+                continue
             for split in (1, 2, 4):
                 if split > 1 and k // K_BLOCK // split < 8:
                     continue
@@ -203,33 +225,46 @@ class GemmConfig:
         return best[1]
 
     @classmethod
-    def for_dense(cls, n: int, k: int, m: int) -> GemmConfig:
-        """The measured best for this shape and number of tokens, or the heuristic's."""
+    def for_dense(cls, n: int, k: int, m: int, group: int = 0) -> GemmConfig:
+        """The measured best for this shape and number of tokens, or the heuristic's.
+
+        group: channels that share a K range of x, if not all do: whole tiles of a configuration.
+        """
         for upto, fields in _tuned().get((n, k), ()):
             if m <= upto:
-                return cls(**fields)
-        return cls.from_analytical_heuristic(n, k, m)
+                config = cls(**fields)
+                if group % config.rows == 0:
+                    return config
+                break
+        return cls.from_analytical_heuristic(n, k, m, group)
 
     @classmethod
-    def for_grouped(cls, k: int, rows: float, experts: int) -> GemmConfig:
+    def for_grouped(cls, k: int, rows: float, experts: int, n: int = 4096) -> GemmConfig:
         """A configuration for about `rows` routed rows over `experts` local experts.
 
         How many rows an expert really gets is known on the device alone, so this goes by the mean.
-        Half-empty tiles cost tensor time that a small number of rows has to spare.
+        Half-empty tiles cost tensor time that a small number of rows has to spare; the largest
+        tiles have a narrower product for them, and need several rounds over the SMs to come out
+        even.
         """
         block_k = 128 if k % 128 == 0 else 64
         mean = rows / experts
-        if rows <= 2:
-            return cls.make(8, 2, 1, block_k, min(4, k // block_k), 3, warp_mma=True)
-        if mean <= 8:
+        if rows <= 12:
+            # Few weights are read at all: many small blocks ask for them at once.
+            split = min(2, k // block_k) if rows <= 2 else 1
+            few = cls.make(8, 1 + (rows <= 2), 1, block_k, split, 4, warp_mma=True)
+            return replace(few, stages=min(4, few.stages))
+        if mean <= 6:
             return cls.make(8, 2, 1, block_k, 1, 3, warp_mma=True)
         if mean <= 14:
             return cls.make(16, 2, 2, block_k, 1, 2, warp_mma=True)
         if mean <= 28:
             return cls.make(32, 2, 1, block_k, 1, 2)
-        if mean <= 140:
+        large = cls.make(128, 2, 2, 64)
+        tiles = (rows / large.tokens + experts / 2) * n / large.rows
+        if mean <= 48 or (mean <= 140 and tiles < 8 * SMS):
             return cls.make(64, 2, 1, block_k, 1, 2)
-        return cls.make(128, 2, 2, 64)
+        return replace(large, narrow=64)
 
 
 def _split(row_tiles: int, steps: int, most: int) -> int:

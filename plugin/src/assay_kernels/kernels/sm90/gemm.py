@@ -25,6 +25,12 @@ from assay_kernels.kernels.sm90.config import (
     GemmConfig,
 )
 
+SUMS_ADDED = 4
+"""First of the named barriers by which warpgroups tell that a tile's sums are in memory."""
+ROWS_READ = 6
+"""First of those by which they hear that the description of its rows is free again."""
+TURN = 8
+"""First of the named barriers by which warpgroups take turns at the tensor cores."""
 LOG2_E = 1.4426950408889634
 
 
@@ -52,6 +58,14 @@ class Gemm:
         self.subs = c.k_blocks
         self.blocks = c.rows // ROW_BLOCK
         self.consumers = 4 * c.warpgroups  # warps
+        # Where a whole warpgroup copies, its idle warps look after the sums.
+        self.helped = epilogue == "combine" and c.setmaxnreg and c.split_k == 1
+        # 256 experts' counts, eight a lane, do not fit 24 registers; nor do the sums.
+        many = experts > 64
+        self.copying_registers = 48 if many and self.helped else 40 if many or self.helped else 24
+        self.multiplying = 224 if many and self.helped else 232
+        if epilogue == "combine" and c.tokens > 128:
+            raise ValueError(f"{c.name}: combining takes at most 128 token rows a tile")
         self.code_bytes = c.rows * c.block_k // 2
         self.scale_bytes = c.rows * c.block_k // 16
         self.x_bytes = c.tokens * c.block_k * 2
@@ -157,15 +171,18 @@ class Gemm:
         stream: Any,
     ) -> None:
         c = self.config
-        mma = hopper_helpers.make_trivial_tiled_mma(
-            BFloat16,
-            BFloat16,
-            warpgroup.OperandMajorMode.K,
-            warpgroup.OperandMajorMode.K,
-            Float32,
-            (1, 1, 1),
-            tiler_mn=(64, c.tokens),
-            a_source=warpgroup.OperandSource.RMEM,
+        mmas = tuple(
+            hopper_helpers.make_trivial_tiled_mma(
+                BFloat16,
+                BFloat16,
+                warpgroup.OperandMajorMode.K,
+                warpgroup.OperandMajorMode.K,
+                Float32,
+                (1, 1, 1),
+                tiler_mn=(64, width),
+                a_source=warpgroup.OperandSource.RMEM,
+            )
+            for width in c.widths
         )
         x_layout = hopper_helpers.make_smem_layout_b(
             LayoutEnum.ROW_MAJOR, (64, c.tokens, K_BLOCK), BFloat16, c.stages * self.subs
@@ -177,7 +194,7 @@ class Gemm:
             (c.tokens, K_BLOCK),
         )
 
-        described = c.tokens if self.epilogue == "combine" else 0
+        described = c.tokens * c.warpgroups if self.epilogue == "combine" else 0
 
         @cute.struct
         class Storage:
@@ -194,12 +211,11 @@ class Gemm:
             ]
             full: cute.struct.MemRange[Int64, c.stages]
             empty: cute.struct.MemRange[Int64, c.stages]
-            last: cute.struct.MemRange[Int32, described]
             rows: cute.struct.Align[cute.struct.MemRange[Int32, 2 * described], 8]
 
         self.storage = Storage
         self.kernel(
-            mma,
+            mmas,
             tma,
             x_coords,
             x_layout,
@@ -229,7 +245,7 @@ class Gemm:
     @cute.kernel
     def kernel(
         self,
-        mma: cute.TiledMma,
+        mmas: tuple[cute.TiledMma, ...],
         tma: cute.CopyAtom,
         x_coords: cute.Tensor,
         x_layout: cute.ComposedLayout,
@@ -288,8 +304,7 @@ class Gemm:
         if warp >= self.consumers:
             has_tile = Int32(1)
             if cutlass.const_expr(c.setmaxnreg):
-                # 256 experts' counts, eight a lane, do not fit 24 registers.
-                cute.arch.setmaxregister_decrease(40 if self.experts > 64 else 24)
+                cute.arch.setmaxregister_decrease(self.copying_registers)
             if warp == self.consumers:
                 policy = ptx.evict_first()
                 done = Int32(0)
@@ -300,36 +315,9 @@ class Gemm:
                 where = self._locate(tile, tiles, row_tiles, m, groups)
                 has_tile = where[0]
                 while where[0] != 0:
-                    _, expert, row_tile, first_row, _ = where
-                    channel = row_tile * c.rows
-                    k_offset = channel // group_rows * k_blocks
-                    gx = cute.local_tile(
-                        cute.domain_offset((first_row, 0), x_coords), (c.tokens, K_BLOCK), (0, None)
+                    code_row, scale_row, tx_gmem, tx_smem, x_at = self._sources(
+                        where, codes, scales, tma, x_coords, sx, n, k_blocks, group_rows, k_first
                     )
-                    tx_smem, tx_gmem = cpasync.tma_partition(
-                        tma,
-                        0,
-                        cute.make_layout(1),
-                        cute.group_modes(sx, 0, 2),
-                        cute.group_modes(gx, 0, 2),
-                    )
-                    # A last tile that is not whole reads its last block again.
-                    blocks = n // ROW_BLOCK
-                    first_block = channel // ROW_BLOCK
-                    at = Int64(expert * blocks) * k_blocks + k_first * self.subs
-                    code_at = codes.iterator.toint() + at * CODE_BYTES
-                    scale_at = scales.iterator.toint() + at * SCALE_BYTES
-                    code_row = [
-                        code_at
-                        + Int64(cutlass.min(first_block + r, blocks - 1) * k_blocks) * CODE_BYTES
-                        for r in range(self.blocks)
-                    ]
-                    scale_row = [
-                        scale_at
-                        + Int64(cutlass.min(first_block + r, blocks - 1) * k_blocks) * SCALE_BYTES
-                        for r in range(self.blocks)
-                    ]
-                    x_at = k_offset + k_first * self.subs
                     ahead = Int32(0)
                     if done == 0:
                         # Weights never depend on the kernel before this one: the first stages are
@@ -363,6 +351,12 @@ class Gemm:
                     where = self._locate(tile, tiles, row_tiles, m, groups)
                 if cutlass.const_expr(c.late):
                     cute.arch.griddepcontrol_launch_dependents()
+            if cutlass.const_expr(self.helped):
+                if warp > self.consumers and warp <= self.consumers + c.warpgroups:
+                    self._look_after_sums(
+                        storage.rows.data_ptr().toint(), warp - self.consumers - 1, tile, step,
+                        tiles, row_tiles, m, n, out, groups,
+                    )  # fmt: skip
             if cutlass.const_expr(c.split_k > 1):
                 # The consumers' barriers count every warp; without a tile none of them comes.
                 cute.arch.cluster_wait()
@@ -374,17 +368,13 @@ class Gemm:
                     cute.arch.cluster_wait()
         else:
             if cutlass.const_expr(c.setmaxnreg):
-                cute.arch.setmaxregister_increase(160 if c.warpgroups == 3 else 232)
+                cute.arch.setmaxregister_increase(160 if c.warpgroups == 3 else self.multiplying)
             group = warp // 4
             thread = tidx % 128
-            thr_mma = mma.get_slice(0)
-            b = mma.make_fragment_B(thr_mma.partition_B(sx))
-            acc_shape = mma.partition_shape_C((64, c.tokens))
+            acc_shape = mmas[0].partition_shape_C((64, c.tokens))
             acc = [cute.make_rmem_tensor(acc_shape, Float32) for _ in range(c.tiles)]
-            a_shape = mma.partition_shape_A((64, 16 * c.group))
+            a_shape = mmas[0].partition_shape_A((64, 16 * c.group))
             a = [cute.make_rmem_tensor(a_shape, BFloat16) for _ in range(c.ring)]
-            a_words = [cute.recast_tensor(t, Int32) for t in a]
-            mma.set(warpgroup.Field.ACCUMULATE, True)
 
             # A stage holds [block][k block]: a block's k blocks side by side.
             my_codes = codes_smem + group * (c.tiles * self.subs * CODE_BYTES) + thread * 16
@@ -392,77 +382,48 @@ class Gemm:
             # ldmatrix row of this lane: token lane % 8, its k chunk swizzled with the token.
             lane = tidx % 32
             my_tokens = storage.x.data_ptr().toint() + lane % 8 * 128 + (lane // 8 ^ lane % 8) * 16
+            rows_smem = storage.rows.data_ptr().toint() + group * (c.tokens * 8)
             stage = Int32(0)
             phase = Int32(0)
+            first = Int32(1)
+            if cutlass.const_expr(c.alternate):
+                # The first turn is the first warpgroup's; whoever has had a turn gives the next.
+                if group == c.warpgroups - 1:
+                    cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=256)
             if cutlass.const_expr(self.experts > 0 and not self.after_router):
                 cute.arch.griddepcontrol_wait()
             where = self._locate(tile, tiles, row_tiles, m, groups)
             while where[0] != 0:
                 for t in cutlass.range_constexpr(c.tiles):
                     acc[t].fill(0.0)
+                if cutlass.const_expr(self.helped):
+                    if first == 0:
+                        cute.arch.barrier(barrier_id=ROWS_READ + group, number_of_threads=160)
                 if cutlass.const_expr(self.epilogue == "combine"):
-                    self._describe_rows(
-                        groups, storage.rows.data_ptr().toint(), tidx, where[3], where[4]
-                    )
-                before = stage
-                for i in cutlass.range(k_steps, unroll=1):
-                    cute.arch.mbarrier_wait(full + stage, phase)
-                    if cutlass.const_expr(c.warp_mma):
-                        self._warp_products(
-                            acc,
-                            my_codes + stage * self.code_bytes,
-                            my_scales + stage * self.scale_bytes,
-                            my_tokens + stage * self.x_bytes,
-                            exponent,
-                        )
-                        cute.arch.sync_warp()
-                        with cute.arch.elect_one():
-                            cute.arch.mbarrier_arrive(empty + stage)
-                    parity = 0
-                    done_groups = 0
-                    for sub in cutlass.range_constexpr(0 if c.warp_mma else self.subs):
-                        for t in cutlass.range_constexpr(c.tiles):
-                            at = t * self.subs + sub
-                            q = ptx.load_shared_v4(
-                                my_codes + stage * self.code_bytes + at * CODE_BYTES
-                            )
-                            s = ptx.load_shared_v2(
-                                my_scales + stage * self.scale_bytes + at * SCALE_BYTES
-                            )
-                            for part in cutlass.range_constexpr(4 // c.group):
-                                for j in cutlass.range_constexpr(c.group):
-                                    kk = part * c.group + j
-                                    self._decode(
-                                        a_words[parity], j, q[kk], s[kk // 2], kk % 2, exponent
-                                    )
-                                warpgroup.fence()
-                                for j in cutlass.range_constexpr(c.group):
-                                    kk = part * c.group + j
-                                    cute.gemm(
-                                        mma,
-                                        acc[t],
-                                        a[parity][None, None, j],
-                                        b[None, None, kk, stage * self.subs + sub],
-                                        acc[t],
-                                    )
-                                warpgroup.commit_group()
-                                warpgroup.wait_group(c.ring - 1)
-                                if cutlass.const_expr(done_groups == c.ring - 2):
-                                    if i > 0:
-                                        with cute.arch.elect_one():
-                                            cute.arch.mbarrier_arrive(empty + before)
-                                done_groups += 1
-                                parity = done_groups % c.ring
-                    before = stage
-                    stage += 1
-                    if stage == c.stages:
-                        stage = Int32(0)
-                        phase ^= 1
-                if cutlass.const_expr(not c.warp_mma):
-                    warpgroup.wait_group(0)
-                if cutlass.const_expr(not c.warp_mma) and k_steps > 0:
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive(empty + before)
+                    self._describe_rows(groups, rows_smem, thread, where[3], where[4])
+                at_stage = (stage, phase)
+                if cutlass.const_expr(c.warp_mma):
+                    at_stage = self._steps_by_warp(
+                        acc, my_codes, my_scales, my_tokens, full, empty, stage, phase, k_steps,
+                        exponent,
+                    )  # fmt: skip
+                elif cutlass.const_expr(len(c.widths) == 1):
+                    at_stage = self._steps(
+                        mmas[0], c.tokens, acc, a, sx, my_codes, my_scales, full, empty, stage,
+                        phase, k_steps, exponent, group,
+                    )  # fmt: skip
+                elif where[4] - where[3] <= c.narrow:
+                    at_stage = self._steps(
+                        mmas[1], c.narrow, acc, a, sx, my_codes, my_scales, full, empty, stage,
+                        phase, k_steps, exponent, group,
+                    )  # fmt: skip
+                else:
+                    at_stage = self._steps(
+                        mmas[0], c.tokens, acc, a, sx, my_codes, my_scales, full, empty, stage,
+                        phase, k_steps, exponent, group,
+                    )  # fmt: skip
+                stage, phase = at_stage
+                first = Int32(0)
 
                 _, expert, row_tile, first_row, end_row = where
                 channel = row_tile * c.rows + group * (c.tiles * 64)
@@ -471,8 +432,8 @@ class Gemm:
                 alpha_at = alpha.iterator.toint() + Int64(expert * n + lane_channel) * 4
                 rows_at = Int32(0)
                 if cutlass.const_expr(self.epilogue == "combine"):
-                    cute.arch.barrier(barrier_id=1, number_of_threads=128 * c.warpgroups)
-                    rows_at = storage.rows.data_ptr().toint() - first_row * 8
+                    cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
+                    rows_at = rows_smem - first_row * 8
                 if cutlass.const_expr(c.split_k == 1):
                     for t in cutlass.range_constexpr(c.tiles):
                         if channel + 64 * t < n:
@@ -513,19 +474,11 @@ class Gemm:
                         limit,
                         rows_at,
                     )
-                if cutlass.const_expr(self.epilogue == "combine"):
+                if cutlass.const_expr(self.helped):
+                    cute.arch.barrier_arrive(barrier_id=SUMS_ADDED + group, number_of_threads=160)
+                elif cutlass.const_expr(self.epilogue == "combine"):
                     self._combine(
-                        out,
-                        groups,
-                        storage.last.data_ptr().toint(),
-                        storage.rows.data_ptr().toint(),
-                        tidx,
-                        rank,
-                        row_tile,
-                        row_tiles,
-                        first_row,
-                        end_row,
-                        n,
+                        out, groups, rows_smem, thread, group, rank, channel, first_row, end_row, n
                     )
                 tile += step
                 where = self._locate(tile, tiles, row_tiles, m, groups)
@@ -602,6 +555,155 @@ class Gemm:
         local = tile - start * row_tiles
         inside = Int32(slot < total)
         return (inside, expert, local // count, first + local % count * c.tokens, last)
+
+    def _sources(
+        self,
+        where: tuple[Int32, ...],
+        codes: cute.Tensor,
+        scales: cute.Tensor,
+        tma: cute.CopyAtom,
+        x_coords: cute.Tensor,
+        sx: cute.Tensor,
+        n: Int32,
+        k_blocks: Int32,
+        group_rows: Int32,
+        k_first: Int32,
+    ) -> tuple[list[Int64], list[Int64], cute.Tensor, cute.Tensor, Int32]:
+        """Where a tile's codes, scales and tokens come from, and where tokens go."""
+        c = self.config
+        _, expert, row_tile, first_row, _ = where
+        channel = row_tile * c.rows
+        gx = cute.local_tile(
+            cute.domain_offset((first_row, 0), x_coords), (c.tokens, K_BLOCK), (0, None)
+        )
+        tx_smem, tx_gmem = cpasync.tma_partition(
+            tma,
+            0,
+            cute.make_layout(1),
+            cute.group_modes(sx, 0, 2),
+            cute.group_modes(gx, 0, 2),
+        )
+        # A last tile that is not whole reads its last block again.
+        blocks = n // ROW_BLOCK
+        at = Int64(expert * blocks) * k_blocks + k_first * self.subs
+        block_at = [
+            at + Int64(cutlass.min(channel // ROW_BLOCK + r, blocks - 1) * k_blocks)
+            for r in range(self.blocks)
+        ]
+        code_row = [codes.iterator.toint() + block * CODE_BYTES for block in block_at]
+        scale_row = [scales.iterator.toint() + block * SCALE_BYTES for block in block_at]
+        x_at = channel // group_rows * k_blocks + k_first * self.subs
+        return code_row, scale_row, tx_gmem, tx_smem, x_at
+
+    @cute.jit
+    def _steps(
+        self,
+        mma: cute.TiledMma,
+        width: cutlass.Constexpr[int],
+        acc: list[cute.Tensor],
+        a: list[cute.Tensor],
+        sx: cute.Tensor,
+        codes: Int32,
+        scales: Int32,
+        full: Any,
+        empty: Any,
+        stage: Int32,
+        phase: Int32,
+        k_steps: Int32,
+        exponent: Int32,
+        group: Int32,
+    ) -> tuple[Int32, Int32]:
+        """All of a tile's products by wgmma, `width` of its tokens. Returns stage and phase."""
+        c = self.config
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        after = group + 1
+        if after == c.warpgroups:
+            after = Int32(0)
+        narrow = cute.local_tile(sx, (width, K_BLOCK), (0, 0, None))
+        b = mma.make_fragment_B(mma.get_slice(0).partition_B(narrow))
+        layout = cute.make_rmem_tensor(mma.partition_shape_C((64, width)), Float32).layout
+        sums = [cute.make_tensor(t.iterator, layout) for t in acc]
+        words = [cute.recast_tensor(t, Int32) for t in a]
+        before = stage
+        for i in cutlass.range(k_steps, unroll=1):
+            cute.arch.mbarrier_wait(full + stage, phase)
+            parity = 0
+            done_groups = 0
+            for sub in cutlass.range_constexpr(self.subs):
+                for t in cutlass.range_constexpr(c.tiles):
+                    at = t * self.subs + sub
+                    q = ptx.load_shared_v4(codes + stage * self.code_bytes + at * CODE_BYTES)
+                    s = ptx.load_shared_v2(scales + stage * self.scale_bytes + at * SCALE_BYTES)
+                    for part in cutlass.range_constexpr(4 // c.group):
+                        for j in cutlass.range_constexpr(c.group):
+                            kk = part * c.group + j
+                            self._decode(words[parity], j, q[kk], s[kk // 2], kk % 2, exponent)
+                        if cutlass.const_expr(c.alternate):
+                            cute.arch.barrier(barrier_id=TURN + group, number_of_threads=256)
+                        warpgroup.fence()
+                        for j in cutlass.range_constexpr(c.group):
+                            kk = part * c.group + j
+                            cute.gemm(
+                                mma,
+                                sums[t],
+                                a[parity][None, None, j],
+                                b[None, None, kk, stage * self.subs + sub],
+                                sums[t],
+                            )
+                        warpgroup.commit_group()
+                        if cutlass.const_expr(c.alternate):
+                            cute.arch.barrier_arrive(barrier_id=TURN + after, number_of_threads=256)
+                        warpgroup.wait_group(c.ring - 1)
+                        if cutlass.const_expr(done_groups == c.ring - 2):
+                            if i > 0:
+                                with cute.arch.elect_one():
+                                    cute.arch.mbarrier_arrive(empty + before)
+                        done_groups += 1
+                        parity = done_groups % c.ring
+            before = stage
+            stage += 1
+            if stage == c.stages:
+                stage = Int32(0)
+                phase ^= 1
+        warpgroup.wait_group(0)
+        if k_steps > 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + before)
+        return (stage, phase)
+
+    @cute.jit
+    def _steps_by_warp(
+        self,
+        acc: list[cute.Tensor],
+        codes: Int32,
+        scales: Int32,
+        tokens: Int32,
+        full: Any,
+        empty: Any,
+        stage: Int32,
+        phase: Int32,
+        k_steps: Int32,
+        exponent: Int32,
+    ) -> tuple[Int32, Int32]:
+        """All of a tile's products by mma.sync. Returns stage and phase."""
+        c = self.config
+        for _ in cutlass.range(k_steps, unroll=1):
+            cute.arch.mbarrier_wait(full + stage, phase)
+            self._warp_products(
+                acc,
+                codes + stage * self.code_bytes,
+                scales + stage * self.scale_bytes,
+                tokens + stage * self.x_bytes,
+                exponent,
+            )
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + stage)
+            stage += 1
+            if stage == c.stages:
+                stage = Int32(0)
+                phase ^= 1
+        return (stage, phase)
 
     def _warp_products(
         self, acc: list[cute.Tensor], codes: Int32, scales: Int32, tokens: Int32, exponent: Int32
@@ -830,22 +932,24 @@ class Gemm:
         self,
         groups: tuple[cute.Tensor, ...],
         rows: Int32,
-        tidx: Int32,
+        thread: Int32,
         first_row: Int32,
         end_row: Int32,
     ) -> None:
         """(token, weight) of the tile's rows into shared memory, while their product is computed.
 
+        Each warpgroup has a copy, so that none waits for another.
+
         A token that other rows share is stored as -1 - token.
         """
         _, tokens, weights, fan, _, _ = groups
-        row = first_row + tidx
-        if tidx < self.config.tokens and row < end_row:
+        row = first_row + thread
+        if thread < self.config.tokens and row < end_row:
             token = ptx.load_global_i32(tokens.iterator.toint() + Int64(row) * 4)
             weight = ptx.load_global_f32(weights.iterator.toint() + Int64(row) * 4)
             if ptx.load_global_i32(fan.iterator.toint() + Int64(token) * 4) > 1:
                 token = -1 - token
-            at = rows + tidx * 8
+            at = rows + thread * 8
             ptx.store_shared_i32(at, token)
             ptx.store_shared_i32(at + 4, ptx.float_bits(weight))
 
@@ -854,54 +958,132 @@ class Gemm:
         self,
         out: cute.Tensor,
         groups: tuple[cute.Tensor, ...],
-        flags: Int32,
         rows: Int32,
-        tidx: Int32,
+        thread: Int32,
+        group: Int32,
         rank: Int32,
-        row_tile: Int32,
-        row_tiles: Int32,
+        channel: Int32,
         first_row: Int32,
         end_row: Int32,
         n: Int32,
     ) -> None:
-        """Round the sums that this tile completed, and leave the workspace zero for the next call.
+        """Round the sums that this warpgroup completed, and leave the workspace zero.
 
-        Whoever adds a token's last row to a channel tile counts up to the token's rows and writes
-        it out, so that no pass over the sums follows.
+        Whoever adds a token's last row to a range of channels counts up to the token's rows and
+        writes it out, so that no pass over the sums follows. Each warp looks after its own 32 rows
+        and reads the sums of four tokens at a time.
         """
         c = self.config
-        _, _, _, fan, total, counts = groups
-        threads = 128 * c.warpgroups
-        stride = Int64(out.stride[0]) * 2
         cute.arch.fence_acq_rel_gpu()
-        cute.arch.barrier(barrier_id=1, number_of_threads=threads)
-        if tidx < c.tokens:
+        cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
+        unit = thread // 8 * 2 + thread % 2
+        shared = Int32(0)
+        if (
+            thread < c.tokens
+            and first_row + thread < end_row
+            and channel < n
+            and (c.split_k == 1 or unit % c.owners == rank)
+        ):
+            shared = ptx.load_shared_i32(rows + thread * 8)
+        self._complete(out, groups, [shared], channel, thread % 32, n)
+
+    @cute.jit
+    def _look_after_sums(
+        self,
+        rows: Int32,
+        group: Int32,
+        tile: Int32,
+        step: Int32,
+        tiles: Int32,
+        row_tiles: Int32,
+        m: Int32,
+        n: Int32,
+        out: cute.Tensor,
+        groups: tuple[cute.Tensor, ...],
+    ) -> None:
+        """One warp does for a warpgroup what `_combine` does, beside its next tile's products.
+
+        The fence covers the warpgroup's additions too: the barrier before it makes it cumulative.
+        """
+        c = self.config
+        lane = cute.arch.lane_idx()
+        where = self._locate(tile, tiles, row_tiles, m, groups)
+        while where[0] != 0:
+            _, _, row_tile, first_row, end_row = where
+            channel = row_tile * c.rows + group * (c.tiles * 64)
+            cute.arch.barrier(barrier_id=SUMS_ADDED + group, number_of_threads=160)
+            shared = []
+            for i in cutlass.range_constexpr(c.tokens // 32):
+                row = 32 * i + lane
+                value = Int32(0)
+                if first_row + row < end_row and channel < n:
+                    value = ptx.load_shared_i32(rows + (group * c.tokens + row) * 8)
+                shared.append(value)
+            cute.arch.sync_warp()
+            # Nobody waits for it after the last tile, which does no harm.
+            cute.arch.barrier_arrive(barrier_id=ROWS_READ + group, number_of_threads=160)
+            cute.arch.fence_acq_rel_gpu()
+            self._complete(out, groups, shared, channel, lane, n)
+            tile += step
+            where = self._locate(tile, tiles, row_tiles, m, groups)
+
+    @cute.jit
+    def _complete(
+        self,
+        out: cute.Tensor,
+        groups: tuple[cute.Tensor, ...],
+        shared: list[Int32],
+        channel: Int32,
+        lane: Int32,
+        n: Int32,
+    ) -> None:
+        """Count a warp's rows and round the sums that are whole. shared: -1 - token, or >= 0."""
+        c = self.config
+        _, _, _, fan, total, counts = groups
+        width = 64 * c.tiles
+        stride = Int64(out.stride[0]) * 2
+        completes = []
+        for i in cutlass.range_constexpr(len(shared)):
             complete = Int32(-1)
-            unit = tidx // 8 * 2 + tidx % 2
-            if first_row + tidx < end_row and (c.split_k == 1 or unit % c.owners == rank):
-                token = ptx.load_shared_i32(rows + tidx * 8)
-                if token < 0:
-                    token = -1 - token
-                    sharers = ptx.load_global_i32(fan.iterator.toint() + Int64(token) * 4)
-                    at = counts.iterator.toint() + (Int64(token) * row_tiles + row_tile) * 4
-                    if ptx.count_global(at) == sharers - 1:
-                        complete = token
-                        ptx.store_global_b32(at, Int32(0))
-            ptx.store_shared_i32(flags + tidx * 4, complete)
-        cute.arch.barrier(barrier_id=1, number_of_threads=threads)
-        pairs = c.rows // 2
-        for i in cutlass.range(tidx, c.tokens * pairs, threads, unroll=1):
-            token = ptx.load_shared_i32(flags + i // pairs * 4)
-            channel = row_tile * c.rows + i % pairs * 2
-            if token >= 0 and channel < n:
-                at = total.iterator.toint() + token * stride * 2 + channel * 4
-                sums = ptx.load_l2_f2(at)
-                ptx.store_global_f2(at, Float32(0.0), Float32(0.0))
-                ptx.store_global_b32(
-                    out.iterator.toint() + token * stride + channel * 2,
-                    ptx.pack_bf16(sums[0], sums[1]),
-                )
-        cute.arch.barrier(barrier_id=1, number_of_threads=threads)
+            if shared[i] < 0:
+                token = -1 - shared[i]
+                sharers = ptx.load_global_i32(fan.iterator.toint() + Int64(token) * 4)
+                ranges = (n + (width - 1)) // width
+                at = counts.iterator.toint() + (Int64(token) * ranges + channel // width) * 4
+                if ptx.count_global(at) == sharers - 1:
+                    complete = token
+                    ptx.store_global_b32(at, Int32(0))
+            completes.append(complete)
+        cute.arch.sync_warp()
+        at_once = 2 if self.helped else 4
+        for i in cutlass.range_constexpr(len(shared)):
+            complete = completes[i]
+            left = ptx.ballot(complete + 1)
+            while left != 0:
+                tokens = []
+                sums = []
+                for _ in cutlass.range_constexpr(at_once):
+                    source = ptx.lowest_bit(left)
+                    token = ptx.shuffle_from(complete, source)
+                    if left == 0:
+                        token = Int32(-1)
+                    tokens.append(token)
+                    left = left & (left - 1)
+                    for t in cutlass.range_constexpr(c.tiles):
+                        at = Int64(token) * stride * 2 + (channel + 64 * t + 2 * lane) * 4
+                        inside = Int32(channel + 64 * t < n) * Int32(token >= 0)
+                        sums.append(ptx.load_l2_f2_if(total.iterator.toint() + at, inside))
+                for j in cutlass.range_constexpr(at_once):
+                    for t in cutlass.range_constexpr(c.tiles):
+                        at = channel + 64 * t + 2 * lane
+                        if tokens[j] >= 0 and at < n:
+                            base = Int64(tokens[j]) * stride
+                            zero = Float32(0.0)
+                            ptx.store_global_f2(
+                                total.iterator.toint() + base * 2 + at * 4, zero, zero
+                            )
+                            pair = ptx.pack_bf16(*sums[j * c.tiles + t])
+                            ptx.store_global_b32(out.iterator.toint() + base + at * 2, pair)
 
 
 def _signed(value: int) -> int:

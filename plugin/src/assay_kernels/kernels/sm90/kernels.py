@@ -127,6 +127,7 @@ class HopperKernels(KernelSet):
         epilogue: Epilogue,
         limit: float = NO_LIMIT,
         groups: int = 1,
+        config: GemmConfig | None = None,
     ) -> Tensor:
         check_activation(x, groups * operand.k)
         m = x.shape[0]
@@ -135,11 +136,8 @@ class HopperKernels(KernelSet):
         if m == 0:
             return out
         rows = operand.n // groups
-        config = GemmConfig.for_dense(operand.n, operand.k, m)
-        if groups > 1 and rows % config.rows:
-            raise ValueError(
-                f"output groups of {rows} channels are not whole tiles of {config.rows}"
-            )
+        group = rows if groups > 1 else 0
+        config = config or GemmConfig.for_dense(operand.n, operand.k, m, group)
         load_kernel(KernelKey(config, epilogue))(
             operand.codes, operand.scales, operand.alpha, x, out, operand.n, operand.k, rows,
             limit, SMS * config.min_blocks if config.split_k == 1 else EVERY_CLUSTER, self._pdl,
@@ -204,7 +202,8 @@ class HopperKernels(KernelSet):
     ) -> None:
         """The grouped product on rows in expert order; without a limit, the one that combines."""
         combine = limit is None
-        config = GemmConfig.for_grouped(operand.k, x.shape[0] * rows.share, operand.experts)
+        expected = x.shape[0] * rows.share
+        config = GemmConfig.for_grouped(operand.k, expected, operand.experts, operand.n)
         experts = 64 if operand.experts <= 64 else 256
         if operand.experts > 256:
             raise ValueError(f"at most 256 local experts, got {operand.experts}")

@@ -382,6 +382,38 @@ def first_lane(hit: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
 
 
 @dsl_user_op
+def ballot(value: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
+    """One bit for every lane whose value is not zero."""
+    return Int32(
+        _asm(
+            T.i32(),
+            [value.ir_value(loc=loc, ip=ip)],
+            "{\n.reg .pred p;\nsetp.ne.s32 p, $1, 0;\nvote.sync.ballot.b32 $0, p, -1;\n}",
+            "=r,r",
+            effects=True,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+@dsl_user_op
+def lowest_bit(mask: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
+    """The number of the lowest bit set; 31 if there is none."""
+    return Int32(
+        _asm(
+            T.i32(),
+            [mask.ir_value(loc=loc, ip=ip)],
+            "{\n.reg .b32 t;\nbrev.b32 t, $1;\nclz.b32 t, t;\nmin.u32 $0, t, 31;\n}",
+            "=r,r",
+            effects=False,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+@dsl_user_op
 def load_global_i32(address: Int64, *, loc: Any = None, ip: Any = None) -> Int32:
     return Int32(
         _asm(
@@ -412,14 +444,17 @@ def load_global_f32(address: Int64, *, loc: Any = None, ip: Any = None) -> Float
 
 
 @dsl_user_op
-def load_l2_f2(address: Int64, *, loc: Any = None, ip: Any = None) -> tuple[Float32, Float32]:
-    """Two fp32 as the L2 has them, past a stale L1."""
+def load_l2_f2_if(
+    address: Int64, wanted: Int32, *, loc: Any = None, ip: Any = None
+) -> tuple[Float32, Float32]:
+    """Two fp32 as the L2 has them, past a stale L1; zeros where `wanted` is zero."""
     kind = llvm.StructType.get_literal([T.f32()] * 2)
     value = _asm(
         kind,
-        [address.ir_value(loc=loc, ip=ip)],
-        "ld.global.cg.v2.f32 {$0, $1}, [$2];",
-        "=f,=f,l,~{memory}",
+        [address.ir_value(loc=loc, ip=ip), wanted.ir_value(loc=loc, ip=ip)],
+        "{\n.reg .pred p;\nsetp.ne.s32 p, $3, 0;\nmov.f32 $0, 0f00000000;\n"
+        "mov.f32 $1, 0f00000000;\n@p ld.global.cg.v2.f32 {$0, $1}, [$2];\n}",
+        "=&f,=&f,l,r,~{memory}",
         effects=True,
         loc=loc,
         ip=ip,

@@ -23,7 +23,9 @@ from vllm.models.deepseek_v4.compressor import DeepseekCompressor
 from vllm.models.deepseek_v4.cpu import model as stock
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 
-from assay_kernels.settings import arithmetic
+from assay_kernels.vllm_plugin import standins
+from assay_kernels.vllm_plugin.checking import check_model
+from assay_kernels.vllm_plugin.kernel_choice import mode
 from assay_kernels.vllm_plugin.layers import require_limit
 from assay_kernels.vllm_plugin.loading import share_input_scales, vllm_weights
 from assay_kernels.vllm_plugin.quant_config import AssayConfig
@@ -124,11 +126,17 @@ class AssayDeepseekV4ForCausalLM(stock.DeepseekV4ForCausalLM):
                 f"{checkpoint.directory}: no tensor for {missing[0]} ({len(missing)} in all)"
             )
         dynamic = share_input_scales(self)
-        if arithmetic() == "w4a4":  # nothing else reads an input_scale
+        if self._vllm_config.quant_config.kernels.quantizes_activations:
             for name in dynamic:
                 logger.warning("%s: no usable input_scale, activations are scaled per token", name)
         return set(loaded)
 
     def process_weights_after_loading(self) -> None:
-        """Last hook before serving: say what was taken over, and how."""
-        record_loaded(self)
+        """Last hook before serving: check kernels and weights, say what was taken over, and how."""
+        config = self._vllm_config.quant_config
+        checkpoint = config.checkpoint
+        operators = standins.install()
+        logger.info("%s", operators.line)
+        report = check_model(self, checkpoint, "cpu", torch.device("cpu"))
+        origin = "torch" if "torch" in operators.operators.values() else "native"
+        record_loaded(self, checkpoint, "cpu", mode(config.kernels), origin, report)
