@@ -74,3 +74,10 @@ def test_calls_that_no_kernel_serves_are_refused(kernels: BlackwellKernels) -> N
     for message, call in calls:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_the_router_is_answered_with_tiles(kernels: BlackwellKernels) -> None:
+    ids = torch.tensor([[0, 3], [3, -1]])
+    rows = kernels.route(ids, torch.ones(2, 2), 4, None)
+    assert int(rows.tile_expert[-1]) == 2
+    assert rows.place.tolist() == [[0, 128], [129, -1]]

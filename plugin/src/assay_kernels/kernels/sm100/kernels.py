@@ -57,6 +57,7 @@ class BlackwellKernels(KernelSet):
     """
 
     name = "sm100 w4a4"
+    quantizes_activations = True
 
     def __init__(self, pdl: bool = True) -> None:
         require_dsl()
@@ -258,6 +259,16 @@ class BlackwellKernels(KernelSet):
             quantized = self.quantize_activation(flat, operand.input_scale, groups=groups)
             self._gemm(quantized, whole, out, "bf16", group_n=operand.n)
         return out.view(x.shape[0], groups, operand.n)
+
+    def route(
+        self,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        num_local_experts: int,
+        expert_map: Tensor | None,
+    ) -> TiledRows:
+        """The router's choice as tiles of rows."""
+        return TiledRows.from_router(topk_ids, topk_weights, num_local_experts, expert_map)
 
     def routed(
         self,

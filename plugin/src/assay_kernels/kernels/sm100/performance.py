@@ -4,8 +4,9 @@ A launch costs a fixed time. Then waves of tiles: each takes the longest of its 
 instructions outside the tensor cores, and its bytes' way from memory, where an SM alone gets no
 more than its own share and all together no more than the memory gives; the epilogue of the last
 tile is hidden by nothing. The model's three free constants (`launch_us`, `memory_share`,
-`tensor_share`) were chosen by hand with the measured Hopper rows in view, so there the model is a
-fit. Blackwell takes the same constants, and nothing of it has been measured.
+`tensor_share`) were chosen by hand with the first version of the Hopper kernels in view. Tests hold
+it to the times of a later version. Blackwell takes the same constants, and nothing of it has been
+measured.
 """
 
 from __future__ import annotations
