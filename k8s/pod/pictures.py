@@ -61,8 +61,8 @@ def draw(source: Prometheus, dashboard: str, target: Path, seconds: float = 900)
                 for row in source.query(expression):
                     name = legend(target_["legendFormat"], row["metric"])
                     words = f"{name}  {float(row['value'][1]):g}"
-                    axis.text(0.02 + 0.5 * (lines // 8), 0.9 - 0.11 * (lines % 8), words, fontsize=7,
-                              transform=axis.transAxes)  # fmt: skip
+                    x, y = 0.02 + 0.5 * (lines // 8), 0.9 - 0.11 * (lines % 8)
+                    axis.text(x, y, words, fontsize=7, transform=axis.transAxes)
                     lines += 1
             else:
                 for row in source.range(expression, seconds, 5):

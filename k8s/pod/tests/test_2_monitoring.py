@@ -12,7 +12,7 @@ import pictures
 import promql
 import pytest
 from chart import one
-from conftest import NAMESPACE, Client
+from conftest import NAMESPACE, OPEN_SECONDS, Client
 from kubelet import Object, Pod
 from monitoring import Prometheus, answerable
 
@@ -35,6 +35,7 @@ WHEN_ALERTS_FIRE = "ALERTS"
 @pytest.fixture(scope="module")
 def traffic(pod: Pod, client: Client, metrics: Prometheus) -> Iterator[float]:
     """Clients for longer than four scrapes, the panels' window; still there when tests ask."""
+    pod.wait(lambda: pod.ready, OPEN_SECONDS)
     ended = threading.Event()
 
     def ask() -> None:
