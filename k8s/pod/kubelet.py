@@ -217,7 +217,7 @@ class Container:
             if ready != self.ready:
                 self.pod.note(self.name, "ready" if ready else "not ready")
             self.ready = ready
-            time.sleep(0.5)
+            time.sleep(1)
 
     def _ask(self, spec: Object) -> tuple[bool, str]:
         known(
@@ -412,7 +412,7 @@ class Pod:
         while not until():
             late = time.monotonic() - began > seconds
             assert not late, f"{self.events[-12:]}\n{self.probed}\n{self.tail()}"
-            time.sleep(0.3)
+            time.sleep(1)
         return time.monotonic() - began
 
     def tail(self) -> str:

@@ -61,8 +61,8 @@ def draw(source: Prometheus, dashboard: str, target: Path, seconds: float = 900)
                 for row in source.query(expression):
                     name = legend(target_["legendFormat"], row["metric"])
                     words = f"{name}  {float(row['value'][1]):g}"
-                    axis.text(0.02, 0.9 - 0.11 * (lines % 8), words, fontsize=7,
-                              transform=axis.transAxes)  # fmt: skip
+                    x, y = 0.02 + 0.5 * (lines // 8), 0.9 - 0.11 * (lines % 8)
+                    axis.text(x, y, words, fontsize=7, transform=axis.transAxes)
                     lines += 1
             else:
                 for row in source.range(expression, seconds, 5):
@@ -78,8 +78,9 @@ def draw(source: Prometheus, dashboard: str, target: Path, seconds: float = 900)
             axis.set_xticks([])
             axis.set_yticks([])
         else:
-            axis.xaxis.set_major_formatter(dates.DateFormatter("%H:%M"))
-            axis.set_ylim(bottom=0)
+            axis.xaxis.set_major_locator(dates.AutoDateLocator(maxticks=5))
+            axis.xaxis.set_major_formatter(dates.DateFormatter("%H:%M:%S"))
+            axis.set_ylim(bottom=-0.04 * axis.get_ylim()[1])  # a line at 0 can be seen
             axis.legend(fontsize=6, loc="upper left", ncols=2)
         drawn += bool(lines)
     for axis in list(axes.flat)[len(every) :]:

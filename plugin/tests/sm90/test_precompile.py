@@ -31,7 +31,8 @@ def test_the_products_are_those_of_a_checkpoint_s_weights() -> None:
         expected.add(shapes.Dense("dense", q_rank + of[f"{layer}.attn.wkv"][0], hidden))
         for name in ("wq_b", "wo_a", "wo_b", "indexer.wq_b"):
             if f"{layer}.attn.{name}" in of:
-                expected.add(shapes.Dense("dense", *of[f"{layer}.attn.{name}"]))
+                group = config.o_lora_rank if name == "wo_a" else 0
+                expected.add(shapes.Dense("dense", *of[f"{layer}.attn.{name}"], group))
         for name in ("compressor", "indexer.compressor"):
             if f"{layer}.attn.{name}.wkv" in of:
                 width, hidden = of[f"{layer}.attn.{name}.wkv"]
@@ -60,14 +61,13 @@ def test_no_number_of_tokens_between_those_looked_at_takes_another_kernel(
     for product in shapes.dense(share):
         epilogue = "bf16" if product.kind == "dense" else product.kind
         for m in numbers:
-            config = GemmConfig.for_dense(product.n, product.k, m)
+            config = GemmConfig.for_dense(product.n, product.k, m, product.group)
             assert compiler.KernelKey(config, epilogue).name in named, (product, m)  # type: ignore[arg-type]
     layer = shapes.grouped(share)
     table = 64 if layer.experts <= 64 else 256
     for m in numbers:
-        config = GemmConfig.for_grouped(
-            layer.inter, m * layer.top_k * layer.experts / layer.of, layer.experts
-        )
+        rows = m * layer.top_k * layer.experts / layer.of
+        config = GemmConfig.for_grouped(layer.inter, rows, layer.experts, layer.hidden)
         assert compiler.KernelKey(config, "combine", table, True).name in named, m
 
 

@@ -82,7 +82,10 @@ def hopper(shares: Iterable[Share]) -> list[Kernel]:
     shares = list(shares)
     for product in sorted({product for share in shares for product in dense(share)}):
         keys |= {
-            KernelKey(GemmConfig.for_dense(product.n, product.k, m), epilogues[product.kind])
+            KernelKey(
+                GemmConfig.for_dense(product.n, product.k, m, product.group),
+                epilogues[product.kind],
+            )
             for m in batch_sizes()
         }
     for layer in sorted({grouped(share) for share in shares}):
@@ -90,8 +93,8 @@ def hopper(shares: Iterable[Share]) -> list[Kernel]:
         table = 64 if layer.experts <= 64 else 256
         for m in batch_sizes():
             rows = m * layer.top_k * layer.experts / layer.of
-            first = GemmConfig.for_grouped(layer.hidden, rows, layer.experts)
-            second = GemmConfig.for_grouped(layer.inter, rows, layer.experts)
+            first = GemmConfig.for_grouped(layer.hidden, rows, layer.experts, 2 * layer.inter)
+            second = GemmConfig.for_grouped(layer.inter, rows, layer.experts, layer.hidden)
             keys.add(KernelKey(first, "swiglu", table))
             keys.add(KernelKey(second, "combine", table, True))
     return [HopperKernel(key) for key in sorted(keys, key=lambda key: key.name)]

@@ -63,6 +63,7 @@ class Dense:
     kind: Kind
     n: int
     k: int
+    group: int = 0  # channels that share k inputs, if not all do (wo_a)
 
 
 @dataclass(frozen=True, order=True)
@@ -82,7 +83,12 @@ def dense(share: Share) -> set[Dense]:
     found = {
         Dense("dense", w.q_rank + w.head, w.hidden),  # fused_wqa_wkv
         Dense("dense", w.heads * w.head // ranks, w.q_rank),  # wq_b
-        Dense("dense", w.o_groups // ranks * w.o_rank, w.heads * w.head // w.o_groups),  # wo_a
+        Dense(
+            "dense",
+            w.o_groups // ranks * w.o_rank,
+            w.heads * w.head // w.o_groups,
+            w.o_rank if w.o_groups > ranks else 0,
+        ),  # wo_a
         Dense("dense", w.hidden, w.o_groups * w.o_rank // ranks),  # wo_b
         Dense("dense", w.index_heads * w.index_head, w.q_rank),  # indexer.wq_b
         # kv | gate; windows of 4 tokens overlap, so each has a second half.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from vllm.platforms import current_platform
 
@@ -25,11 +24,6 @@ def arch() -> str:
         return "cpu"
     capability = current_platform.get_device_capability()
     return f"sm_{capability.major}{capability.minor}"
-
-
-def has_sm100() -> bool:
-    """Whether this build of the package holds Blackwell kernels."""
-    return find_spec("assay_kernels.kernels.sm100") is not None
 
 
 def chosen(dialect: Dialect) -> Kernels:
@@ -64,9 +58,10 @@ def chosen(dialect: Dialect) -> Kernels:
         wish = BY_CAPABILITY[major]
     elif NEEDS_CAPABILITY.get(wish) != major:
         raise KernelChoiceError(f"ASSAY_KERNELS={wish}: this GPU is {arch()}")
-    if wish == "sm100" and not has_sm100():
+    if wish == "sm100":
         raise KernelChoiceError(
-            "this build has no Blackwell kernels; ASSAY_KERNELS=reference serves, slowly"
+            "Blackwell kernels have never run (`assay-kernels first-contact` runs them) and serve"
+            " no layer yet; ASSAY_KERNELS=reference serves, slowly"
         )
     return wish
 
