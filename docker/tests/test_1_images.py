@@ -114,8 +114,7 @@ def test_weights_that_are_wrong_inside_are_never_served(
     arguments = ("--shm-size", "1g", "-v", f"{tmp_path / 'model'}:/model:ro")
     exit_code, said = run(*arguments, "-e", "ASSAY_MODEL=/model", CPU_IMAGE, timeout=500)
     assert exit_code == 1, said
-    (last,) = (message for message in messages(said) if message.startswith("assay: "))
-    assert words in last, said[-3000:]
+    assert any(words in message for message in messages(said)), said[-3000:]
 
 
 def compose_gpus(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
