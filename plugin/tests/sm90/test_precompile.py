@@ -12,6 +12,8 @@ import pytest
 from assay_kernels.kernels import precompile, shapes
 from assay_kernels.kernels.sm90 import compiler
 from assay_kernels.kernels.sm90.config import GemmConfig
+from assay_kernels.kernels.sm100 import compiler as sm100
+from assay_kernels.kernels.sm100.config import GemmConfig as BlackwellConfig
 
 MINIATURE = Path(__file__).resolve().parents[3] / "models" / "miniature" / "checkpoint"
 
@@ -71,6 +73,20 @@ def test_no_number_of_tokens_between_those_looked_at_takes_another_kernel(
         assert compiler.KernelKey(config, "combine", table, True).name in named, m
 
 
+@pytest.mark.parametrize("share", shapes.SHARES, ids=str)
+def test_blackwell_s_kernels_are_those_of_every_number_of_tokens(share: shapes.Share) -> None:
+    named = {kernel.name for kernel in precompile.blackwell([share])}
+    for product in shapes.dense(share):
+        for m in (1, 16, 17, 128, 129, 300, 1000, 4097, 8191):
+            for row_scaled in (False, True):
+                swiglu = product.kind == "swiglu"
+                config = BlackwellConfig.for_dense(product.n, product.k, m, swiglu=swiglu)
+                epilogue = {"dense": "bf16", "swiglu": "swiglu", "fp32": "fp32"}[product.kind]
+                key = sm100.KernelKey("gemm", config, epilogue, row_scaled)  # type: ignore[arg-type]
+                assert key.name in named, (product, m)
+    assert {"finalise", "quantize", "quantize_dynamic", "quantize_grouped"} <= named
+
+
 def test_an_architecture_without_kernels_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert precompile.main(["--arch", "sm_75"]) == 2
     assert "no kernels for sm_75 in this version" in capsys.readouterr().err
@@ -110,11 +126,16 @@ def test_what_does_not_compile_is_named_and_the_rest_is_made() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_two_kernels_are_compiled_without_a_gpu_and_not_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "endings"), [("sm_90a", ("gather", "_mma")), ("sm_100a", ("quantize", "finalise"))]
+)
+def test_two_kernels_are_compiled_without_a_gpu_and_not_again(
+    tmp_path: Path, arch: str, endings: tuple[str, str]
+) -> None:
     pytest.importorskip("cutlass", reason="the CUTLASS DSL (optional extra) is not installed")
-    made = [kernel.name for kernel in precompile.kernels("sm_90a")]
-    names = ["gather", next(name for name in made if name.endswith("_mma"))]
-    command = [sys.executable, "-m", "assay_kernels.kernels.precompile", "--arch", "sm_90a"]
+    made = [kernel.name for kernel in precompile.kernels(arch)]
+    names = [next(name for name in made if name.endswith(ending)) for ending in endings]
+    command = [sys.executable, "-m", "assay_kernels.kernels.precompile", "--arch", arch]
     command += ["--jobs", "2", "--only", *names]
     environment = {
         "PYTHONPATH": ":".join(sys.path),
@@ -128,7 +149,7 @@ def test_two_kernels_are_compiled_without_a_gpu_and_not_again(tmp_path: Path) ->
     files = {path.name for path in (tmp_path / "kernels").rglob("*.o")}
     assert files == {f"{name}.o" for name in names}
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert again.stdout.strip() == "sm_90a: 2 kernels, 2 of them are there"
+    assert again.stdout.strip() == f"{arch}: 2 kernels, 2 of them are there"
 
 
 def test_the_models_are_the_profiles_and_the_chart_s() -> None:

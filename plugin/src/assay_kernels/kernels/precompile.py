@@ -22,11 +22,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from assay_kernels.kernels.shapes import SHARES, Kind, Share, dense, grouped
-from assay_kernels.kernels.sm90.compiler import Epilogue, KernelKey, cache_folder, load_kernel
-from assay_kernels.kernels.sm90.config import GemmConfig
+from assay_kernels.kernels.sm90 import compiler as sm90
+from assay_kernels.kernels.sm90.config import GemmConfig as HopperConfig
+from assay_kernels.kernels.sm100 import compiler as sm100
+from assay_kernels.kernels.sm100.config import GemmConfig as BlackwellConfig
+from assay_kernels.kernels.sm100.shapes import all_keys
 
 MOST_TOKENS = 8192
 """Longest batch that is prepared for: what vLLM takes on these GPUs unless told
@@ -49,22 +52,28 @@ class Kernel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class HopperKernel:
-    """A kernel of sm_90a."""
+COMPILERS = {"sm_90a": sm90, "sm_100a": sm100}
+"""Architecture -> the module that compiles for it and knows its cache."""
 
-    key: KernelKey
+
+@dataclass(frozen=True)
+class CachedKernel:
+    """A kernel by its architecture and key, a `KernelKey` of that architecture's compiler."""
+
+    arch: str
+    key: Any
 
     @property
     def name(self) -> str:
-        return self.key.name
+        return str(self.key.name)
 
     @property
     def path(self) -> Path:
-        return cache_folder() / f"{self.name}.o"
+        folder: Path = COMPILERS[self.arch].cache_folder()
+        return folder / f"{self.name}.o"
 
     def make(self) -> None:
-        load_kernel(self.key)
+        COMPILERS[self.arch].load_kernel(self.key)
 
 
 def batch_sizes() -> list[int]:
@@ -77,13 +86,13 @@ def batch_sizes() -> list[int]:
 
 def hopper(shares: Iterable[Share]) -> list[Kernel]:
     """Every kernel that `sm90.kernels` can ask for on these GPUs."""
-    epilogues: dict[Kind, Epilogue] = {"dense": "bf16", "swiglu": "swiglu", "fp32": "fp32"}
-    keys = {KernelKey(None)}
+    epilogues: dict[Kind, sm90.Epilogue] = {"dense": "bf16", "swiglu": "swiglu", "fp32": "fp32"}
+    keys = {sm90.KernelKey(None)}
     shares = list(shares)
     for product in sorted({product for share in shares for product in dense(share)}):
         keys |= {
-            KernelKey(
-                GemmConfig.for_dense(product.n, product.k, m, product.group),
+            sm90.KernelKey(
+                HopperConfig.for_dense(product.n, product.k, m, product.group),
                 epilogues[product.kind],
             )
             for m in batch_sizes()
@@ -93,15 +102,37 @@ def hopper(shares: Iterable[Share]) -> list[Kernel]:
         table = 64 if layer.experts <= 64 else 256
         for m in batch_sizes():
             rows = m * layer.top_k * layer.experts / layer.of
-            first = GemmConfig.for_grouped(layer.hidden, rows, layer.experts, 2 * layer.inter)
-            second = GemmConfig.for_grouped(layer.inter, rows, layer.experts, layer.hidden)
-            keys.add(KernelKey(first, "swiglu", table))
-            keys.add(KernelKey(second, "combine", table, True))
-    return [HopperKernel(key) for key in sorted(keys, key=lambda key: key.name)]
+            first = HopperConfig.for_grouped(layer.hidden, rows, layer.experts, 2 * layer.inter)
+            second = HopperConfig.for_grouped(layer.inter, rows, layer.experts, layer.hidden)
+            keys.add(sm90.KernelKey(first, "swiglu", table))
+            keys.add(sm90.KernelKey(second, "combine", table, True))
+    return [CachedKernel("sm_90a", key) for key in sorted(keys, key=lambda key: key.name)]
 
 
-TARGETS: dict[str, Callable[[Iterable[Share]], list[Kernel]]] = {"sm_90a": hopper}
-"""Architecture -> its kernels. One with kernels of its own adds a line here."""
+def blackwell(shares: Iterable[Share]) -> list[Kernel]:
+    """Every kernel that `sm100.kernels` can ask for on these GPUs, with static and per-token scales
+    of activations."""
+    epilogues: dict[Kind, tuple[sm100.Epilogue, ...]] = {
+        "dense": ("bf16",), "fp32": ("fp32",), "swiglu": ("swiglu", "requantise"),
+    }  # fmt: skip
+    keys = set(all_keys())  # those without a product, and the grouped ones, of which there are few
+    for product in {product for share in shares for product in dense(share)}:
+        for m in batch_sizes():
+            swiglu = product.kind == "swiglu"
+            config = BlackwellConfig.for_dense(product.n, product.k, m, swiglu=swiglu)
+            keys |= {
+                sm100.KernelKey("gemm", config, epilogue, row_scaled)
+                for epilogue in epilogues[product.kind]
+                for row_scaled in (False, True)
+            }
+    return [CachedKernel("sm_100a", key) for key in sorted(keys, key=lambda key: key.name)]
+
+
+TARGETS: dict[str, Callable[[Iterable[Share]], list[Kernel]]] = {
+    "sm_90a": hopper,
+    "sm_100a": blackwell,
+}
+"""Architecture -> its kernels. One with kernels of its own adds a line here and to COMPILERS."""
 
 
 def kernels(arch: str) -> list[Kernel]:
