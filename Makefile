@@ -26,7 +26,12 @@ GATE_BIN := .venv-gate/bin
 # ARGS of `make test` may name tests that are not here.
 LOAD_ARGS ?=
 GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir . loadtest/tests
-PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . plugin/tests smoke_tests/tests models/tests
+PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir .
+# Tests that start servers want the machine for themselves; the others run two at a time.
+SERVING_TESTS := plugin/tests/launcher plugin/tests/e2e plugin/tests/faults
+OTHER_TESTS := $(filter-out $(SERVING_TESTS) plugin/tests/avx2,$(patsubst %/,%,$(wildcard plugin/tests/*/))) smoke_tests/tests models/tests
+# pytest exits with 5 where ARGS has chosen no test of a part.
+NONE_CHOSEN = || { [ $$? = 5 ] && [ -n "$(ARGS)" ]; }
 # Of the containers, what needs no daemon.
 CONTAINER_FILES := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir . docker/tests/test_0_files.py
 CODE := plugin smoke_tests models loadtest docker k8s
@@ -41,13 +46,15 @@ serve: env ## serve the miniature V4 on port 8000 (PORT=, HOST=, MODEL=, PROFILE
 
 .PHONY: test
 test: lint ## lint, unit tests and end-to-end tests: no root, no Docker, at most 25 minutes on two cores
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) $(OTHER_TESTS) -n 2 --dist loadfile -m "not slow" $(ARGS) $(NONE_CHOSEN)
+	@$(PYTEST) $(SERVING_TESTS) -m "not slow" $(ARGS) $(NONE_CHOSEN)
 	@$(CONTAINER_FILES)
 	@$(MAKE) test-load
 
 .PHONY: test-full
 test-full: lint ## the same and the slow tests: broken checkpoints served, every fault made visible
-	@$(PYTEST) $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) $(OTHER_TESTS) -n 2 --dist loadfile $(ARGS) $(NONE_CHOSEN)
+	@$(PYTEST) $(SERVING_TESTS) $(ARGS) $(NONE_CHOSEN)
 	@$(CONTAINER_FILES)
 	@$(GATE_PYTEST)
 	@PYTHON=$(BIN)/python docker/tests/run.sh -m slow

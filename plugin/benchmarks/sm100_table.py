@@ -76,7 +76,11 @@ def tables(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     keys = all_keys()
-    lines += [_kernel_row(key, results["kernels"][key.name]) for key in keys]
+    recorded = results["kernels"]
+    lines += [_kernel_row(key, recorded[key.name]) for key in keys if key.name in recorded]
+    missing = [key.name for key in keys if key.name not in recorded]
+    if missing:
+        lines += ["", f"Not recorded ({len(missing)}): " + ", ".join(missing)]
     lines += [
         "",
         "### Predicted microseconds (floor), nothing here was measured",

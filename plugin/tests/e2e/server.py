@@ -21,7 +21,7 @@ PROFILE = REPO / "docker" / "profiles" / "miniature-cpu.yaml"
 CHECKPOINT = Path(
     os.environ.get("ASSAY_TEST_CHECKPOINT", REPO / "models" / "miniature" / "checkpoint")
 )
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 500.0
 STOP_TIMEOUT_S = 60.0
 
 

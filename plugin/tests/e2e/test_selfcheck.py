@@ -44,6 +44,7 @@ def faulty(folder: Path, **more: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "ASSAY_CACHE_DIR": str(folder / "cache"), **more}
 
 
+@pytest.mark.slow
 @pytest.mark.serve
 def test_a_faulty_kernel_is_replaced_and_the_server_is_coherent(tmp_path: Path) -> None:
     """The ready tier has passed, or the block would not be entered."""
@@ -58,6 +59,7 @@ def test_a_faulty_kernel_is_replaced_and_the_server_is_coherent(tmp_path: Path) 
         assert {row["impl"] for row in report["rows"]} == {"cpu w4a16", "reference"}
 
 
+@pytest.mark.slow
 @pytest.mark.serve
 def test_abort_ends_the_start_and_names_the_layer(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -67,7 +69,7 @@ def test_abort_ends_the_start_and_names_the_layer(tmp_path: Path) -> None:
             "--state-dir", str(tmp_path / "state"),
         ],
         env=os.environ | faulty(tmp_path, ASSAY_ON_MISMATCH="abort"),
-        capture_output=True, text=True, timeout=240,
+        capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 1
     assert "SelfCheckError: model.layers.0.ffn.shared_experts.gate_up_proj by" in done.stderr

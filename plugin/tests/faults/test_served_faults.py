@@ -30,7 +30,7 @@ SEED = 4711
 INDEXED_FROM = 2048
 """The indexer has a choice from 4 x index_topk tokens on; its fault is measured on what comes
 after."""
-FAST = ("nibbles", "gate for up", "indexer")
+FAST = ("nibbles",)
 """In `make test`; the others in `make test-full`."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,16 +26,20 @@ class Poller:
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     plain = shm_broadcast.SpinCondition
     monkeypatch.setattr(shm_broadcast, "SpinCondition", plain)  # restored afterwards
     waiting.spare_the_cores()
     assert shm_broadcast.SpinCondition is not plain
     context = zmq.Context()
-    condition = shm_broadcast.SpinCondition(True, context, "inproc://nobody-writes")
+    condition = shm_broadcast.SpinCondition(True, context, f"ipc://{tmp_path}/nobody-writes")
     condition.poller = Poller()
     yield condition
-    context.destroy(linger=0)
+    # vLLM leaves them to the process's end; a context that is collected with open sockets aborts.
+    sockets = ("local_notify_socket", "write_cancel_socket", "read_cancel_socket")
+    for name in sockets:
+        getattr(condition, name).close(linger=0)
+    context.term()
 
 
 def test_a_message_that_comes_at_once_is_polled_for(reader: Any) -> None:

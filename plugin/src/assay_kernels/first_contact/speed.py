@@ -37,7 +37,7 @@ def microseconds(call: Callable[[int], object]) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1000 / COPIES)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def _flashinfer(n: int, k: int, m: int, device: str) -> Callable[[int], object] | None:

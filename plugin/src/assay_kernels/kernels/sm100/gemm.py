@@ -214,7 +214,8 @@ class Gemm:
         self, load: Any, scales: cute.Tensor, tiles: int
     ) -> tuple[cute.CopyAtom, cute.Tensor]:
         layout = self._scale_shape(tiles)
-        return cpasync.make_tiled_tma_atom(load, scales, layout, (tiles, STEPS, SCALE_TILE // 4))
+        tile = (tiles, STEPS, SCALE_TILE // 4)
+        return cpasync.make_tiled_tma_atom(load, scales, layout, tile)  # type: ignore[no-any-return]
 
     @cute.kernel
     def kernel(
