@@ -391,8 +391,10 @@ class Pod:
 
     def remove(self) -> None:
         """Whatever is left of a pod of this name."""
-        ids = docker("ps", "-aq", "--filter", f"name=^{self.sandbox}").split()
-        if ids:
+        for _ in range(5):  # an engine under load may leave one behind
+            ids = docker("ps", "-aq", "--filter", f"name=^{self.sandbox}").split()
+            if not ids:
+                break
             docker("rm", "--force", *ids, check=False)
         volumes = docker("volume", "ls", "-q", "--filter", f"name=^{self.sandbox}-").split()
         if volumes:
