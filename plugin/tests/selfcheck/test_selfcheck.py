@@ -28,7 +28,9 @@ from .conftest import EXPERTS, World
 # --- sound kernels pass --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernels", [CpuKernels("w4a16"), CpuKernels("reference")], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize(
+    "kernels", [CpuKernels("w4a16"), CpuKernels("reference")], ids=lambda kernels: kernels.name
+)
 def test_a_sound_layer_passes(world: World, kernels: KernelSet) -> None:
     report = world.check(world.layer(1, kernels))
     assert not report.replaced
