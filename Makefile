@@ -29,7 +29,7 @@ GATE_PYTEST := $(GATE_BIN)/python -m pytest -c loadtest/pyproject.toml --rootdir
 PYTEST := $(BIN)/python -m pytest -c plugin/pyproject.toml --rootdir .
 # Tests that start servers want the machine for themselves; the others run two at a time.
 SERVING_TESTS := plugin/tests/launcher plugin/tests/e2e plugin/tests/faults
-OTHER_TESTS := $(filter-out $(SERVING_TESTS) plugin/tests/avx2,$(patsubst %/,%,$(wildcard plugin/tests/*/))) smoke_tests/tests models/tests
+OTHER_TESTS := $(filter-out $(SERVING_TESTS) plugin/tests/avx2 plugin/tests/__pycache__,$(patsubst %/,%,$(wildcard plugin/tests/*/))) smoke_tests/tests models/tests
 # pytest exits with 5 where ARGS has chosen no test of a part.
 NONE_CHOSEN = || { [ $$? = 5 ] && [ -n "$(ARGS)" ]; }
 # Of the containers, what needs no daemon.
