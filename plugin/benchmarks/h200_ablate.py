@@ -19,6 +19,7 @@ from typing import Any
 
 from h200 import L2_BYTES, SHAPES, inner_calls, median_us, random_weight
 
+from assay_kernels.kernels.objects import FUNCTION
 from assay_kernels.kernels.sm90.config import GemmConfig
 
 VARIANTS = ("whole", "without tokens", "without decoding", "loads alone")
@@ -44,7 +45,7 @@ def compile_variant(job: tuple[GemmConfig, str, str]) -> str:
             cute.gemm = lambda *_, **__: None
             gemm.Gemm._warp_products = lambda *_: None  # type: ignore[method-assign]
         compiled = compiler.compile_kernel(compiler.KernelKey(config))
-        compiled.export_to_c(path, function_name=compiler.FUNCTION)
+        compiled.export_to_c(path, function_name=FUNCTION)
     except Exception as error:
         return f"{config.name}, {variant}: {type(error).__name__}: {error}"[:200]
     return ""
@@ -56,7 +57,6 @@ def measure(n: int, k: int, m: int, paths: dict[str, Path]) -> dict[str, Any]:
 
     from assay_kernels.kernels.interface import PackedWeight
     from assay_kernels.kernels.sm90 import kernels
-    from assay_kernels.kernels.sm90.compiler import FUNCTION
 
     copies = math.ceil(3 * L2_BYTES / (n * k * 0.5625))
     alpha = torch.full((n,), 1e-4, device="cuda")

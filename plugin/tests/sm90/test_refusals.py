@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from assay_kernels.kernels.interface import PackedWeight
-from assay_kernels.kernels.sm90.compiler import CompilerMissingError, require_dsl
+from assay_kernels.kernels.objects import CompilerMissingError
+from assay_kernels.kernels.sm90.compiler import require_dsl
 from assay_kernels.kernels.sm90.kernels import HopperKernels, check_activation
 
 HAS_DSL = importlib.util.find_spec("cutlass") is not None

@@ -1,32 +1,18 @@
-"""Compile a kernel once, keep its object file, load it ever after.
-
-The DSL is an optional extra under NVIDIA's licence; this is the only module that needs it to be
-there, and it says so in one sentence when it is not. Nothing here needs a GPU until a kernel runs.
-"""
+"""What is compiled for sm_90a: keys, and the compiler's arguments."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from assay_kernels.kernels import objects
 from assay_kernels.kernels.sm90.config import GemmConfig
 
 Epilogue = Literal["bf16", "fp32", "swiglu", "combine"]
 ARCH = "sm_90a"
-FUNCTION = "kernel"
-
-
-class CompilerMissingError(RuntimeError):
-    """The CUTLASS DSL is not installed."""
 
 
 @dataclass(frozen=True)
@@ -48,38 +34,18 @@ class KernelKey:
 
 def require_dsl() -> None:
     """Raise CompilerMissingError, naming the remedy, if the DSL cannot be imported."""
-    try:
-        import_module("cutlass.cute")
-    except ImportError as error:
-        raise CompilerMissingError(
-            "the Hopper kernels need the CUTLASS DSL: pip install 'assay-kernels[cuda]' "
-            f"(under NVIDIA's licence, for systems with NVIDIA GPUs): {error}"
-        ) from error
+    objects.require_dsl("Hopper")
 
 
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
-    """Hash of everything a compiled kernel depends on: these sources, the DSL, the target."""
-    digest = hashlib.sha256(ARCH.encode())
-    for package in ("nvidia-cutlass-dsl", "apache-tvm-ffi"):
-        digest.update(f"{package}={metadata.version(package)}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
+    """Hash of everything a compiled kernel depends on."""
+    return objects.fingerprint(ARCH, Path(__file__).parent)
 
 
 def cache_folder() -> Path:
-    """`ASSAY_KERNEL_CACHE`, or the user's cache folder."""
-    root = os.environ.get("ASSAY_KERNEL_CACHE")
-    base = Path(root) if root else Path.home() / ".cache" / "assay" / "kernels"
-    return base / fingerprint()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    """Where these sources' kernels are kept."""
+    return objects.cache_folder() / fingerprint()
 
 
 def compile_kernel(key: KernelKey, dump: Path | None = None) -> Any:
@@ -138,25 +104,7 @@ def compile_kernel(key: KernelKey, dump: Path | None = None) -> Any:
 def load_kernel(key: KernelKey) -> Callable[..., None]:
     """The compiled kernel, from this process, the disk, or the compiler, in that order.
 
-    The object file appears whole or not at all: a process killed while it writes leaves nothing
-    that another would load. Call this before CUDA graphs are captured.
+    Call this before CUDA graphs are captured.
     """
     require_dsl()
-    import cutlass.cute as cute
-
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{key.name}.o"
-    if not path.exists():
-        with _locked(folder / f"{key.name}.lock"):
-            if not path.exists():
-                handle, temporary = tempfile.mkstemp(suffix=".o", dir=folder)
-                os.close(handle)
-                try:
-                    compile_kernel(key).export_to_c(temporary, function_name=FUNCTION)
-                    os.replace(temporary, path)
-                finally:
-                    Path(temporary).unlink(missing_ok=True)
-    module = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
-    function: Callable[..., None] = module[FUNCTION]
-    return function
+    return objects.load(cache_folder() / f"{key.name}.o", lambda: compile_kernel(key))
