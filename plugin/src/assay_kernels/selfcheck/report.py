@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from assay_kernels.checkpoint.writer import write_json
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,4 @@ class Report:
     def write(self, path: Path) -> None:
         """Whole or not at all. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(self.to_json(), file, indent=1)
-        os.replace(temporary, path)
+        write_json(path, self.to_json())
