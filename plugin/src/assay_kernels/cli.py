@@ -223,18 +223,27 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _first_contact(options: argparse.Namespace) -> int:
+    # It takes minutes on somebody's GPU: a misspelt folder is said before, and nothing is lost.
+    if options.out and not options.out.absolute().parent.is_dir():
+        _say(f"first-contact: --out {options.out}: there is no such folder")
+        return 2
+    from assay_kernels.checkpoint.writer import write_json
     from assay_kernels.first_contact import Options, first_contact, text
-    from assay_kernels.kernels.sm90 import compiler as sm90
-    from assay_kernels.kernels.sm100 import compiler as sm100
+    from assay_kernels.kernels.objects import CompilerMissingError
 
     try:
         report = first_contact(Options(options.quick, tuple(options.skip)), _say)
-    except (ValueError, sm90.CompilerMissingError, sm100.CompilerMissingError) as error:
+    except (ValueError, CompilerMissingError) as error:
         _say(error)
         return 2
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2) if options.json else text(report))
+    if options.out:
+        try:
+            write_json(options.out, report)
+        except OSError as error:
+            _say(f"first-contact: cannot write {options.out}: {error.strerror}; its content:")
+            _say(json.dumps(report))
+            return 2
     return 0 if report["passed"] else 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay_kernels import cli
+from assay_kernels import cli, first_contact
 from assay_kernels.first_contact import correctness, environment, sanitizer
 from assay_kernels.first_contact.correctness import Subject, judge
 from assay_kernels.kernels.cpu.nvfp4 import CpuKernels
@@ -106,3 +106,24 @@ def test_a_gpu_without_kernels_is_refused_in_one_sentence(
 )
 def test_what_compute_sanitizer_counted(output: str, count: int | None) -> None:
     assert sanitizer.errors(output) == count
+
+
+def test_a_report_without_a_folder_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(first_contact, "first_contact", lambda *_: pytest.fail("it ran"))
+    assert cli.main(["first-contact", "--out", str(tmp_path / "none" / "report.json")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = {"architecture": "cpu", "environment": {}, "passed": True, "seconds": 1.5}
+    monkeypatch.setattr(first_contact, "first_contact", lambda *_: report)
+    # A folder stands where the file should: the same path as a full disk takes.
+    assert cli.main(["first-contact", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot write {tmp_path}: Is a directory" in error
+    assert '"seconds": 1.5' in error
+    assert list(tmp_path.parent.glob("*.tmp")) == []
