@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from assay_kernels.kernels.interface import Groups
-from assay_kernels.kernels.sm100.kernels import _tiled
 from assay_kernels.kernels.sm100.routing import TILE, TiledRows
 from assay_kernels.kernels.sm100.schedule import locate, visits
 
@@ -68,7 +67,7 @@ def test_groups_become_the_same_tiles(tokens: int, slots: int, experts: int) -> 
     ids, weights = choice(tokens, slots, experts, 0.5, seed=3), torch.rand(tokens, slots)
     direct = TiledRows.from_router(ids, weights, experts, None)
     groups = Groups.from_router(ids, weights, experts, None)
-    rows, keep = _tiled(groups, experts)
+    rows, keep = TiledRows.from_groups(groups)
     assert keep is not None
     used = int(direct.tile_expert[-1])
     assert int(rows.tile_expert[-1]) == used

@@ -95,6 +95,17 @@ class KernelSet(ABC):
         """Batched over output groups: x [M, G, K], each group times its W^T [K, R] -> [M, G, R]."""
 
 
+def local_experts(topk_ids: Tensor, expert_map: Tensor | None) -> Tensor:
+    """Global expert ids, -1: unused slot -> int64 local ids, -1: unused or living elsewhere.
+
+    expert_map: int [E_global] -> local id, -1: lives elsewhere; None: all live here.
+    """
+    ids = topk_ids.long()
+    if expert_map is None:
+        return ids
+    return torch.where(ids >= 0, expert_map.long()[ids.clamp(min=0)], -1)
+
+
 @dataclass(frozen=True)
 class Groups:
     """Which (token, expert) pairs are computed here, sorted by local expert."""
@@ -115,9 +126,7 @@ class Groups:
     ) -> Groups:
         """Sort the router's choice by expert; leave out unused slots and experts of other ranks."""
         num_tokens, top_k = topk_ids.shape
-        flat = topk_ids.reshape(-1).long()
-        if expert_map is not None:
-            flat = torch.where(flat >= 0, expert_map.long()[flat.clamp(min=0)], -1)
+        flat = local_experts(topk_ids, expert_map).reshape(-1)
         order = torch.argsort(flat, stable=True)
         order = order[flat[order] >= 0]
         local = flat[order]

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from assay_kernels import reference
 from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
+from assay_kernels.kernels.plain import PlainOperand
 from assay_kernels.kernels.sm100.compiler import Epilogue, KernelKey, load_kernel, require_dsl
 from assay_kernels.kernels.sm100.config import SMS, TILE_K, GemmConfig
 from assay_kernels.kernels.sm100.layout import check_weight, gate_up_blocks, scales_128x4
-from assay_kernels.kernels.sm100.routing import TILE, TiledRows
+from assay_kernels.kernels.sm100.routing import TiledRows
 from assay_kernels.numerics.layout import padded
 from assay_kernels.numerics.nvfp4 import usable_scale
 
@@ -30,13 +29,6 @@ class BlackwellOperand:
     experts: int  # 0: one matrix
     gate_up: bool  # rows are sixteen gates, sixteen ups, ..
     input_scale: float | None  # None: per token
-
-
-@dataclass(frozen=True)
-class PlainOperand:
-    """Weights that were never NVFP4: the library's own product is the fastest there is."""
-
-    weight: Tensor  # bf16 [.., N, K]
 
 
 @dataclass(frozen=True)
@@ -168,9 +160,7 @@ class BlackwellKernels(KernelSet):
     ) -> Tensor:
         """x [M, K] bf16 -> [M, N] in bf16, or in fp32 for the compressor."""
         if isinstance(operand, PlainOperand):
-            if out_dtype == torch.float32:
-                return functional.linear(x.float(), operand.weight.float())
-            return functional.linear(x, operand.weight)
+            return operand.dense(x, out_dtype)
         if out_dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"out_dtype must be bfloat16 or float32, got {out_dtype}")
         if operand.experts or operand.gate_up:
@@ -199,8 +189,7 @@ class BlackwellKernels(KernelSet):
     ) -> Tensor:
         """x [M, K] bf16, gate and up rows -> [M, N / 2] bf16, clamped at `limit`."""
         if isinstance(operand, PlainOperand):
-            gate, up = functional.linear(x, operand.weight).float().chunk(2, dim=-1)
-            return reference.swiglu(gate, up, limit).to(torch.bfloat16)
+            return operand.dense_swiglu(x, limit)
         _check_limit(operand, limit)
         out = torch.empty(x.shape[0], operand.n // 2, dtype=torch.bfloat16, device=x.device)
         if x.shape[0]:
@@ -245,7 +234,7 @@ class BlackwellKernels(KernelSet):
     def wo_a(self, x: Tensor, operand: BlackwellOperand | PlainOperand) -> Tensor:
         """x [M, G, K] -> [M, G, R] bf16, each group with its own [R, K] weights."""
         if isinstance(operand, PlainOperand):
-            return torch.bmm(x.transpose(0, 1), operand.weight.transpose(1, 2)).transpose(0, 1)
+            return operand.wo_a(x)
         groups = operand.experts
         if x.dim() != 3 or x.shape[1] != groups or not x.is_contiguous():
             raise ValueError(f"x must be contiguous [M, {groups}, K], got {tuple(x.shape)}")
@@ -320,7 +309,7 @@ class BlackwellKernels(KernelSet):
         """x [M, H] bf16 -> bf16 rows: [R, I] by expert, or in tiles for `TiledRows`."""
         operand = _experts(operand)
         _check_limit(operand, limit)
-        rows, keep = _tiled(groups, operand.experts)
+        rows, keep = TiledRows.from_groups(groups)
         out = torch.empty(rows.rows, operand.n // 2, dtype=torch.bfloat16, device=x.device)
         if rows.rows:
             quantized = self.quantize_activation(x, operand.input_scale, rows.source)
@@ -335,7 +324,7 @@ class BlackwellKernels(KernelSet):
     ) -> Tensor:
         """h [R, I] bf16 -> [M, H] bf16: weighted by the router, summed over a token's rows."""
         operand = _experts(operand)
-        rows, keep = _tiled(groups, operand.experts)
+        rows, keep = TiledRows.from_groups(groups)
         if not rows.rows:
             tokens = rows.place.shape[0]
             return torch.zeros(tokens, operand.n, dtype=torch.bfloat16, device=h.device)
@@ -363,33 +352,3 @@ def _check_limit(operand: BlackwellOperand, limit: float) -> None:
         raise ValueError(f"swiglu_limit must be finite and positive, got {limit}")
     if not operand.gate_up:
         raise ValueError("SwiGLU needs gates and ups in turns of sixteen: prepare_gate_up")
-
-
-def _tiled(groups: Groups | TiledRows, experts: int) -> tuple[TiledRows, Tensor | None]:
-    """Tiles of rows, and where each of the sorted rows of `Groups` lies in them."""
-    if isinstance(groups, TiledRows):
-        return groups, None
-    ends = groups.ends.long()
-    begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-    tile_ends = ((ends - begins + TILE - 1) // TILE).cumsum(0)
-    tile_begins = torch.cat([tile_ends.new_zeros(1), tile_ends[:-1]])
-    count = groups.tokens.shape[0]
-    device = groups.tokens.device
-    tiles = min(count, experts) + count // TILE
-    local = groups.experts.long()
-    position = torch.arange(count, device=device)
-    keep = tile_begins[local] * TILE + position - begins[local]
-    source = torch.full((tiles * TILE,), -1, dtype=torch.int32, device=device)
-    weight = torch.zeros(tiles * TILE, dtype=torch.float32, device=device)
-    source[keep] = groups.tokens.int()
-    weight[keep] = groups.weights.float()
-    used = torch.searchsorted(tile_ends, torch.arange(tiles, device=device), right=True)
-    # A token's rows, in the order of their experts, side by side.
-    by_token = torch.sort(groups.tokens, stable=True)
-    fan = torch.bincount(groups.tokens, minlength=groups.num_tokens)
-    first = fan.cumsum(0) - fan
-    slots = int(fan.max()) if count else 1
-    place = torch.full((groups.num_tokens, slots), -1, dtype=torch.int32, device=device)
-    place[by_token.values, position - first[by_token.values]] = keep[by_token.indices].int()
-    tile_expert = torch.cat([used.clamp(max=experts - 1), tile_ends[-1:]]).int()
-    return TiledRows(source, weight, tile_expert, place), keep

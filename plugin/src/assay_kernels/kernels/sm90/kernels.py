@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from assay_kernels import reference
 from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
+from assay_kernels.kernels.plain import PlainOperand
 from assay_kernels.kernels.sm90.compiler import Epilogue, KernelKey, load_kernel, require_dsl
 from assay_kernels.kernels.sm90.config import K_BLOCK, ROW_BLOCK, SMS, GemmConfig
 from assay_kernels.kernels.sm90.layout import (
@@ -35,13 +34,6 @@ class HopperOperand:
     k: int
     experts: int  # 0: one matrix
     gate_up: bool  # rows are gate 0, up 0, gate 1, ..
-
-
-@dataclass(frozen=True)
-class PlainOperand:
-    """Weights that were never NVFP4: the library's own product is the fastest there is."""
-
-    weight: Tensor  # bf16 [.., N, K]
 
 
 def check_activation(x: Tensor, k: int, name: str = "x") -> None:
@@ -152,9 +144,7 @@ class HopperKernels(KernelSet):
     ) -> Tensor:
         """x [M, K] bf16 -> [M, N] in bf16, or in fp32 for the compressor."""
         if isinstance(operand, PlainOperand):
-            if out_dtype == torch.float32:
-                return functional.linear(x.float(), operand.weight.float())
-            return functional.linear(x, operand.weight)
+            return operand.dense(x, out_dtype)
         if out_dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"out_dtype must be bfloat16 or float32, got {out_dtype}")
         if operand.gate_up:
@@ -167,8 +157,7 @@ class HopperKernels(KernelSet):
     ) -> Tensor:
         """x [M, K] bf16, gate and up rows -> [M, N / 2] bf16, clamped at `limit`."""
         if isinstance(operand, PlainOperand):
-            gate, up = functional.linear(x, operand.weight).float().chunk(2, dim=-1)
-            return reference.swiglu(gate, up, limit).to(torch.bfloat16)
+            return operand.dense_swiglu(x, limit)
         _check_limit(operand, limit)
         out = torch.empty(x.shape[0], operand.n // 2, dtype=torch.bfloat16, device=x.device)
         return self._dense(x, operand, out, "swiglu", limit)
@@ -176,7 +165,7 @@ class HopperKernels(KernelSet):
     def wo_a(self, x: Tensor, operand: HopperOperand | PlainOperand) -> Tensor:
         """x [M, G, K] -> [M, G, R] bf16, each group with its own [R, K] weights."""
         if isinstance(operand, PlainOperand):
-            return torch.bmm(x.transpose(0, 1), operand.weight.transpose(1, 2)).transpose(0, 1)
+            return operand.wo_a(x)
         groups = operand.experts
         if x.dim() != 3 or x.shape[1] != groups or not x.is_contiguous():
             raise ValueError(f"x must be contiguous [M, {groups}, K], got {tuple(x.shape)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay_kernels.kernels.interface import Groups
+from assay_kernels.kernels.interface import Groups, local_experts
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class SortedRows:
         expert_map: Tensor | None,  # int [E_global] -> local id, -1: lives elsewhere
     ) -> SortedRows:
         """Sort stably, so that the result is a function of the choice alone."""
-        ids = topk_ids.long()
-        if expert_map is not None:
-            ids = torch.where(ids >= 0, expert_map.long()[ids.clamp(min=0)], -1)
+        ids = local_experts(topk_ids, expert_map)
         here = ids >= 0
         keys, order = torch.where(here, ids, num_local_experts).flatten().sort(stable=True)
         experts = torch.arange(num_local_experts, device=ids.device)
