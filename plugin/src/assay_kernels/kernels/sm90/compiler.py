@@ -13,6 +13,7 @@ from assay_kernels.kernels.sm90.config import GemmConfig
 
 Epilogue = Literal["bf16", "fp32", "swiglu", "combine"]
 ARCH = "sm_90a"
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def require_dsl() -> None:
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
     """Hash of everything a compiled kernel depends on."""
-    return objects.fingerprint(ARCH, Path(__file__).parent)
+    return objects.fingerprint(ARCH, HERE, HERE.parent / "shared")
 
 
 def cache_folder() -> Path:

@@ -16,6 +16,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import LayoutEnum, hopper_helpers
 
+from assay_kernels.kernels.shared import arithmetic
 from assay_kernels.kernels.sm90 import ptx
 from assay_kernels.kernels.sm90.config import (
     CODE_BYTES,
@@ -908,7 +909,7 @@ class Gemm:
             if cutlass.const_expr(self.epilogue == "fp32"):
                 ptx.store_global_f2(base + row * stride + channel * 4, a, b)
             elif cutlass.const_expr(self.epilogue == "bf16"):
-                ptx.store_global_b32(base + row * stride + channel * 2, ptx.pack_bf16(a, b))
+                ptx.store_global_b32(base + row * stride + channel * 2, arithmetic.pack_bf16(a, b))
             elif cutlass.const_expr(self.epilogue == "swiglu"):
                 gate = cute.arch.fmin(a, limit)
                 up = cute.arch.fmin(cute.arch.fmax(b, -limit), limit)
@@ -921,7 +922,9 @@ class Gemm:
                 b *= bits
                 token = Int64(ptx.float_bits(word))
                 if token >= 0:
-                    ptx.store_global_b32(base + token * stride + channel * 2, ptx.pack_bf16(a, b))
+                    ptx.store_global_b32(
+                        base + token * stride + channel * 2, arithmetic.pack_bf16(a, b)
+                    )
                 else:
                     ptx.add_global_f2(
                         total.iterator.toint() + (-1 - token) * stride * 2 + channel * 4, a, b
@@ -1082,7 +1085,7 @@ class Gemm:
                             ptx.store_global_f2(
                                 total.iterator.toint() + base * 2 + at * 4, zero, zero
                             )
-                            pair = ptx.pack_bf16(*sums[j * c.tiles + t])
+                            pair = arithmetic.pack_bf16(*sums[j * c.tiles + t])
                             ptx.store_global_b32(out.iterator.toint() + base + at * 2, pair)
 
 

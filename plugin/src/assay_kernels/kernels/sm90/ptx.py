@@ -195,22 +195,6 @@ def store_peer_f2(
 
 
 @dsl_user_op
-def pack_bf16(low: Float32, high: Float32, *, loc: Any = None, ip: Any = None) -> Int32:
-    """Round two fp32 to bf16."""
-    return Int32(
-        _asm(
-            T.i32(),
-            [high.ir_value(loc=loc, ip=ip), low.ir_value(loc=loc, ip=ip)],
-            "cvt.rn.bf16x2.f32 $0, $1, $2;",
-            "=r,f,f",
-            effects=False,
-            loc=loc,
-            ip=ip,
-        )
-    )
-
-
-@dsl_user_op
 def store_global_b32(address: Int64, value: Int32, *, loc: Any = None, ip: Any = None) -> None:
     _asm(
         None,
