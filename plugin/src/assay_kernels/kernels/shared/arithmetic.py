@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Float32, Int32
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
+
+from assay_kernels.kernels.shared.asm import asm, asm_tuple
 
 LOG2_E = 1.4426950408889634
 LARGEST = 3.4028234663852886e38
@@ -25,15 +25,11 @@ BOUNDARIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 belongs to the code above it."""
 
 
-def _pure(result: Any, operands: list[ir.Value], text: str, constraints: str, **at: Any) -> Any:
-    return llvm.inline_asm(result, operands, text, constraints, has_side_effects=False, **at)
-
-
 def _float2(name: str, text: str) -> Any:
     @dsl_user_op
     def op(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
-        values = [Float32(v).ir_value(loc=loc, ip=ip) for v in (a, b)]
-        return Float32(_pure(T.f32(), values, f"{text} $0, $1, $2;", "=f,f,f", loc=loc, ip=ip))
+        values = (Float32(a), Float32(b))
+        return asm(f"{text} $0, $1, $2;", "=f,f,f", *values, effects=False, loc=loc, ip=ip)
 
     op.__name__ = name
     return op
@@ -55,8 +51,7 @@ _no_less = _float2("_no_less", "max.NaN.f32")
 def _float1(text: str) -> Any:
     @dsl_user_op
     def op(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
-        value = [Float32(a).ir_value(loc=loc, ip=ip)]
-        return Float32(_pure(T.f32(), value, f"{text} $0, $1;", "=f,f", loc=loc, ip=ip))
+        return asm(f"{text} $0, $1;", "=f,f", Float32(a), effects=False, loc=loc, ip=ip)
 
     return op
 
@@ -66,68 +61,50 @@ _exp2 = _float1("ex2.approx.f32")
 
 
 @dsl_user_op
-def bf16_pair(word: Int32, *, loc: Any = None, ip: Any = None) -> tuple[Float32, Float32]:
+def bf16_pair(word: Int32, *, loc: Any = None, ip: Any = None) -> tuple[Float32, ...]:
     """The two bf16 of a word, low half first, as fp32."""
-    kind = llvm.StructType.get_literal([T.f32()] * 2)
-    value = _pure(
-        kind,
-        [word.ir_value(loc=loc, ip=ip)],
+    return asm_tuple(
         "{\n.reg .b32 t;\nshl.b32 t, $2, 16;\nmov.b32 $0, t;\n"
         "and.b32 t, $2, 0xffff0000;\nmov.b32 $1, t;\n}",
         "=f,=f,r",
+        word,
+        effects=False,
         loc=loc,
         ip=ip,
-    )
-    return (
-        Float32(llvm.extractvalue(T.f32(), value, [0], loc=loc, ip=ip)),
-        Float32(llvm.extractvalue(T.f32(), value, [1], loc=loc, ip=ip)),
     )
 
 
 @dsl_user_op
 def pack_bf16(low: Float32, high: Float32, *, loc: Any = None, ip: Any = None) -> Int32:
     """Two fp32 rounded to bf16, nearest even."""
-    return Int32(
-        _pure(
-            T.i32(),
-            [high.ir_value(loc=loc, ip=ip), low.ir_value(loc=loc, ip=ip)],
-            "cvt.rn.bf16x2.f32 $0, $1, $2;",
-            "=r,f,f",
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return asm("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", high, low, effects=False, loc=loc, ip=ip)
 
 
 @dsl_user_op
 def e4m3(value: Float32, *, loc: Any = None, ip: Any = None) -> Int32:
     """The E4M3 byte of a value in 0..448, nearest even."""
-    return Int32(
-        _pure(
-            T.i32(),
-            [value.ir_value(loc=loc, ip=ip)],
-            "{\n.reg .b16 t;\n.reg .f32 z;\nmov.f32 z, 0f00000000;\n"
-            "cvt.rn.satfinite.e4m3x2.f32 t, z, $1;\ncvt.u32.u16 $0, t;\n}",
-            "=r,f",
-            loc=loc,
-            ip=ip,
-        )
+    return asm(
+        "{\n.reg .b16 t;\n.reg .f32 z;\nmov.f32 z, 0f00000000;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 t, z, $1;\ncvt.u32.u16 $0, t;\n}",
+        "=r,f",
+        value,
+        effects=False,
+        loc=loc,
+        ip=ip,
     )
 
 
 @dsl_user_op
 def from_e4m3(byte: Int32, *, loc: Any = None, ip: Any = None) -> Float32:
     """The value of an E4M3 byte; exact."""
-    return Float32(
-        _pure(
-            T.f32(),
-            [byte.ir_value(loc=loc, ip=ip)],
-            "{\n.reg .b16 t, l, h;\n.reg .b32 p;\ncvt.u16.u32 t, $1;\n"
-            "cvt.rn.f16x2.e4m3x2 p, t;\nmov.b32 {l, h}, p;\ncvt.f32.f16 $0, l;\n}",
-            "=f,r",
-            loc=loc,
-            ip=ip,
-        )
+    return asm(
+        "{\n.reg .b16 t, l, h;\n.reg .b32 p;\ncvt.u16.u32 t, $1;\n"
+        "cvt.rn.f16x2.e4m3x2 p, t;\nmov.b32 {l, h}, p;\ncvt.f32.f16 $0, l;\n}",
+        "=f,r",
+        byte,
+        effects=False,
+        loc=loc,
+        ip=ip,
     )
 
 
@@ -173,8 +150,7 @@ def e2m1x2(
 ) -> Int32:
     """Two E2M1 codes in a byte, the low nibble first: nearest even, saturating, NaN is +6."""
     text, constraints = _HARDWARE if hardware else _stand_in()
-    values = [low.ir_value(loc=loc, ip=ip), high.ir_value(loc=loc, ip=ip)]
-    return Int32(_pure(T.i32(), values, text, constraints, loc=loc, ip=ip))
+    return asm(text, constraints, low, high, effects=False, loc=loc, ip=ip)
 
 
 def row_scale(amax: Float32) -> Float32:
@@ -189,32 +165,31 @@ def select(
     test: Float32, if_zero: Float32, otherwise: Float32, *, loc: Any = None, ip: Any = None
 ) -> Float32:
     """if_zero where test is zero of either sign."""
-    return Float32(
-        _pure(
-            T.f32(),
-            [v.ir_value(loc=loc, ip=ip) for v in (test, if_zero, otherwise)],
-            "{\n.reg .pred p;\nsetp.eq.f32 p, $1, 0f00000000;\nselp.f32 $0, $2, $3, p;\n}",
-            "=f,f,f,f",
-            loc=loc,
-            ip=ip,
-        )
+    return asm(
+        "{\n.reg .pred p;\nsetp.eq.f32 p, $1, 0f00000000;\nselp.f32 $0, $2, $3, p;\n}",
+        "=f,f,f,f",
+        test,
+        if_zero,
+        otherwise,
+        effects=False,
+        loc=loc,
+        ip=ip,
     )
 
 
 @dsl_user_op
 def _quotient(value: Float32, step: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
     """value / step; a zero of value's sign where step is zero."""
-    return Float32(
-        _pure(
-            T.f32(),
-            [v.ir_value(loc=loc, ip=ip) for v in (value, step)],
-            "{\n.reg .pred p;\n.reg .f32 d, z;\n.reg .b32 t;\ndiv.rn.f32 d, $1, $2;\n"
-            "mov.b32 t, $1;\nand.b32 t, t, 0x80000000;\nmov.b32 z, t;\n"
-            "setp.gt.f32 p, $2, 0f00000000;\nselp.f32 $0, d, z, p;\n}",
-            "=f,f,f",
-            loc=loc,
-            ip=ip,
-        )
+    return asm(
+        "{\n.reg .pred p;\n.reg .f32 d, z;\n.reg .b32 t;\ndiv.rn.f32 d, $1, $2;\n"
+        "mov.b32 t, $1;\nand.b32 t, t, 0x80000000;\nmov.b32 z, t;\n"
+        "setp.gt.f32 p, $2, 0f00000000;\nselp.f32 $0, d, z, p;\n}",
+        "=f,f,f",
+        value,
+        step,
+        effects=False,
+        loc=loc,
+        ip=ip,
     )
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Float32, Int32, Int64
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
 
-
-def _asm(result: Any, operands: list[ir.Value], text: str, constraints: str, **at: Any) -> Any:
-    return llvm.inline_asm(result, operands, text, constraints, has_side_effects=True, **at)
+from assay_kernels.kernels.shared.asm import asm, asm_tuple
 
 
 @dsl_user_op
@@ -20,88 +16,64 @@ def load_accumulators(address: Int32, *, loc: Any = None, ip: Any = None) -> tup
 
     address: lane of the warp's first thread in bits 31..16, column in bits 15..0.
     """
-    kind = llvm.StructType.get_literal([T.f32()] * 32)
     names = ", ".join(f"${i}" for i in range(32))
-    value = _asm(
-        kind,
-        [address.ir_value(loc=loc, ip=ip)],
+    return asm_tuple(
         f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{names}}}, [$32];\n"
         "tcgen05.wait::ld.sync.aligned;",
         ",".join(["=f"] * 32) + ",r,~{memory}",
+        address,
+        effects=True,
         loc=loc,
         ip=ip,
     )
-    return tuple(Float32(llvm.extractvalue(T.f32(), value, [i], loc=loc, ip=ip)) for i in range(32))
 
 
 @dsl_user_op
 def after_sync(*, loc: Any = None, ip: Any = None) -> None:
     """Order the tcgen05 operations that follow behind the barrier just waited for."""
-    _asm(None, [], "tcgen05.fence::after_thread_sync;", "~{memory}", loc=loc, ip=ip)
+    asm("tcgen05.fence::after_thread_sync;", "~{memory}", effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
 def before_sync(*, loc: Any = None, ip: Any = None) -> None:
     """Order the tcgen05 operations so far before the barrier about to be arrived at."""
-    _asm(None, [], "tcgen05.fence::before_thread_sync;", "~{memory}", loc=loc, ip=ip)
+    asm("tcgen05.fence::before_thread_sync;", "~{memory}", effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
 def load_f32(address: Int64, *, loc: Any = None, ip: Any = None) -> Float32:
-    return Float32(
-        _asm(
-            T.f32(),
-            [address.ir_value(loc=loc, ip=ip)],
-            "ld.global.f32 $0, [$1];",
-            "=f,l,~{memory}",
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return asm("ld.global.f32 $0, [$1];", "=f,l,~{memory}", address, effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
 def load_f4(address: Int64, *, loc: Any = None, ip: Any = None) -> tuple[Float32, ...]:
     """Four fp32 of global memory."""
-    kind = llvm.StructType.get_literal([T.f32()] * 4)
-    value = _asm(
-        kind,
-        [address.ir_value(loc=loc, ip=ip)],
+    return asm_tuple(
         "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];",
         "=f,=f,=f,=f,l,~{memory}",
+        address,
+        effects=True,
         loc=loc,
         ip=ip,
     )
-    return tuple(Float32(llvm.extractvalue(T.f32(), value, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 @dsl_user_op
 def load_i32(address: Int64, *, loc: Any = None, ip: Any = None) -> Int32:
-    return Int32(
-        _asm(
-            T.i32(),
-            [address.ir_value(loc=loc, ip=ip)],
-            "ld.global.b32 $0, [$1];",
-            "=r,l,~{memory}",
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return asm("ld.global.b32 $0, [$1];", "=r,l,~{memory}", address, effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op
 def load_v4(address: Int64, *, loc: Any = None, ip: Any = None) -> tuple[Int32, ...]:
     """16 bytes of global memory."""
-    kind = llvm.StructType.get_literal([T.i32()] * 4)
-    value = _asm(
-        kind,
-        [address.ir_value(loc=loc, ip=ip)],
+    return asm_tuple(
         "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,l,~{memory}",
+        address,
+        effects=True,
         loc=loc,
         ip=ip,
     )
-    return tuple(Int32(llvm.extractvalue(T.i32(), value, [i], loc=loc, ip=ip)) for i in range(4))
 
 
 def _store(suffix: str, kind: str, count: int) -> Any:
@@ -110,11 +82,12 @@ def _store(suffix: str, kind: str, count: int) -> Any:
 
     @dsl_user_op
     def store(address: Int64, *values: Any, loc: Any = None, ip: Any = None) -> None:
-        _asm(
-            None,
-            [v.ir_value(loc=loc, ip=ip) for v in (address, *values)],
+        asm(
             f"st.global.{suffix} [$0], {value};",
             "l," + ",".join([kind] * count) + ",~{memory}",
+            address,
+            *values,
+            effects=True,
             loc=loc,
             ip=ip,
         )
@@ -132,11 +105,12 @@ store_u8 = _store("u8", "r", 1)
 
 @dsl_user_op
 def store_bf16(address: Int64, value: Float32, *, loc: Any = None, ip: Any = None) -> None:
-    _asm(
-        None,
-        [v.ir_value(loc=loc, ip=ip) for v in (address, value)],
+    asm(
         "{\n.reg .b16 t;\ncvt.rn.bf16.f32 t, $1;\nst.global.b16 [$0], t;\n}",
         "l,f,~{memory}",
+        address,
+        value,
+        effects=True,
         loc=loc,
         ip=ip,
     )
