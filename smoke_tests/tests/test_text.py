@@ -94,3 +94,11 @@ def test_an_excerpt_is_printable_and_short(text: str) -> None:
     shown = excerpt(text, 40)
     assert len(shown) <= 40
     assert shown.isprintable()
+
+
+@pytest.mark.parametrize("token", ["turtle", "a", " ", "\n", " \t"])
+def test_a_token_that_repeats_without_a_break_between_words_is_a_cycle(token: str) -> None:
+    text = "Valentin the turtle went to the pond. " + token * 200
+    found = find_cycle(words(text))
+    assert found is not None
+    assert found.period == len(token)

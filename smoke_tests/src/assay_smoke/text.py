@@ -64,9 +64,26 @@ def distinct_ngram_share(items: Sequence[Hashable], n: int = 5) -> float:
     return len(set(zip(*(items[i:] for i in range(n)), strict=False))) / total
 
 
+LONGEST_WORD = 64
+WORD = re.compile(
+    r"[^\W\d_぀-ヿ㐀-鿿가-힯]+|\d|[^\w\s]|\w"
+    rf"|\s{{{LONGEST_WORD},}}"
+)
+
+
 def words(text: str) -> list[str]:
-    """Words; single characters for scripts that have no spaces between words."""
-    return re.findall(r"[^\W\d_぀-ヿ㐀-鿿가-힯]+|\d|[^\w\s]|\w", text)
+    """Words; single characters for scripts that have no spaces between words.
+
+    Single characters too for what is longer than any word or space: a token that is repeated without
+    an end is one endless word, or space without any, and would otherwise not be seen to repeat.
+    """
+    found: list[str] = []
+    for part in WORD.findall(text):
+        if len(part) < LONGEST_WORD:
+            found.append(part)
+        else:
+            found.extend(part)
+    return found
 
 
 COMMON = "Common"
