@@ -74,7 +74,7 @@ WORD = re.compile(
 def words(text: str) -> list[str]:
     """Words; single characters for scripts that have no spaces between words.
 
-    Single characters too for what is longer than any word or space: a token that is repeated without
+    Single characters too for what is longer than any word or space: a token repeated without
     an end is one endless word, or space without any, and would otherwise not be seen to repeat.
     """
     found: list[str] = []
