@@ -26,7 +26,6 @@ from assay_kernels.kernels.interface import Groups, KernelSet, PackedWeight
 from assay_kernels.numerics import decode_fp32, quantize_activation
 from assay_kernels.settings import Arithmetic
 
-
 _PRODUCT: Any = torch.ops.quantized.linear_dynamic_fp16.op
 
 
