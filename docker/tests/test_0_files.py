@@ -14,7 +14,7 @@ REPO = Path(__file__).resolve().parents[2]
 PROFILES = sorted((REPO / "docker" / "profiles").glob("*.yaml"))
 SOURCES = REPO / ".cache" / "vllm-0.33.0"
 MARGIN_SECONDS = 20
-"""serve.STOP_MARGIN_SECONDS."""
+"""launcher.settings.STOP_MARGIN_SECONDS."""
 
 
 def parsed(folder: str) -> dict[str, dict[str, str]]:

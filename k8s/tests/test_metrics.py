@@ -153,7 +153,7 @@ def constant(file: Path, name: str) -> str:
 
 
 def test_the_grace_knows_the_launcher_s_own_margin() -> None:
-    margin = float(constant(LAUNCHER / "serve.py", "STOP_MARGIN_SECONDS"))
+    margin = float(constant(LAUNCHER / "settings.py", "STOP_MARGIN_SECONDS"))
     template = (CHART / "templates/_drain.tpl").read_text()
     assert f'define "assay.launcherMargin" -}}}}{margin:.0f}{{{{- end' in template
 
@@ -172,10 +172,10 @@ def test_the_stamp_that_pods_wait_for_is_the_download_s() -> None:
     reason="the image's entrypoint is not part of this checkout yet",
 )
 def test_canary_and_probe_look_where_the_launcher_writes() -> None:
-    text = (LAUNCHER / "serve.py").read_text()
-    assert '"bypass.key"' in text
-    assert '/ "run"' in text
-    assert '/ "open"' in text
+    settings = (LAUNCHER / "settings.py").read_text()
+    assert '"bypass.key"' in settings
+    assert '/ "run"' in settings
+    assert '/ "open"' in (LAUNCHER / "server.py").read_text()
 
 
 @pytest.mark.parametrize("kind", ["profiles", "policies", "suites"])

@@ -43,7 +43,7 @@ def test_the_grace_covers_hook_drain_and_launcher(pre: int, drain: int) -> None:
     spec, found = pod_spec(one(objects, "Deployment")), server(objects)
     assert found["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(pre)]
     assert f"--shutdown-timeout={drain}" in found["args"]
-    # plugin/src/assay_kernels/launcher/serve.py: STOP_MARGIN_SECONDS
+    # plugin/src/assay_kernels/launcher/settings.py: STOP_MARGIN_SECONDS
     assert spec["terminationGracePeriodSeconds"] >= pre + drain + 20 + 5
 
 

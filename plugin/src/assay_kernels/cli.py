@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from assay_kernels import __version__
-from assay_kernels.launcher.serve import LaunchError, Settings, serve
+from assay_kernels.launcher.serve import serve
+from assay_kernels.launcher.settings import LaunchError, Settings
 
 PROFILE = Path("docker/profiles/miniature-cpu.yaml")
 MINIATURE = Path("models/miniature/checkpoint")

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay_kernels import cli
-from assay_kernels.launcher import serve
+from assay_kernels.launcher import serve, server, settings
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 
 
-def with_the_fake(settings: serve.Settings) -> int:
-    return serve.serve(replace(settings, vllm=(sys.executable, str(FAKE))))
+def with_the_fake(wished: settings.Settings) -> int:
+    return serve.serve(replace(wished, vllm=(sys.executable, str(FAKE))))
 
 
 if __name__ == "__main__":
-    serve.STOP_MARGIN_SECONDS = float(os.environ.get("FAKE_GRACE", "20"))
-    serve.RANK_SECONDS = 2.0
+    settings.STOP_MARGIN_SECONDS = float(os.environ.get("FAKE_GRACE", "20"))
+    server.RANK_SECONDS = 2.0
     cli.serve = with_the_fake
     sys.exit(cli.main())

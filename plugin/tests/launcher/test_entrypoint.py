@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay_kernels.launcher import entrypoint, logfile, shm
-from assay_kernels.launcher.serve import LaunchError
+from assay_kernels.launcher.settings import LaunchError
 
 PROFILES = Path(__file__).parents[3] / "docker" / "profiles"
 GIVEN = {"ASSAY_MODEL": "/model", "ASSAY_PROFILE": "b200x8", "ASSAY_PROFILES": str(PROFILES)}

@@ -6,7 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from assay_kernels.launcher import serve
+from assay_kernels.launcher.server import Server
+from assay_kernels.launcher.settings import Settings
 
 
 def test_the_guard_reports_the_process_that_it_started(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_the_guard_reports_the_process_that_it_started(tmp_path: Path) -> None:
 
 
 def test_the_launcher_believes_the_report_only(tmp_path: Path) -> None:
-    server = serve.Server(serve.Settings("model", tmp_path / "profile.yaml", state=tmp_path))
+    server = Server(Settings("model", tmp_path / "profile.yaml", state=tmp_path))
     server.report, writing = os.pipe()
     assert server.root() is None
     os.write(writing, b"4711\n")

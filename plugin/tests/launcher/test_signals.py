@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from assay_kernels.launcher import serve
+from assay_kernels.launcher.server import Server
+from assay_kernels.launcher.settings import STOP_MARGIN_SECONDS, LaunchError, Settings
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -22,8 +24,8 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> serve.Server:
-    return serve.Server(serve.Settings("model", tmp_path / "profile.yaml", state=tmp_path))
+def server(tmp_path: Path) -> Server:
+    return Server(Settings("model", tmp_path / "profile.yaml", state=tmp_path))
 
 
 def signalled(then: list[str], what: str, number: signal.Signals) -> Callable[[], None]:
@@ -36,7 +38,7 @@ def signalled(then: list[str], what: str, number: signal.Signals) -> Callable[[]
 
 @pytest.mark.parametrize("number", STOPS)
 def test_a_signal_during_the_start_waits_for_its_end(
-    server: serve.Server, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    server: Server, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     happened: list[str] = []
     monkeypatch.setattr(server, "start", signalled(happened, "started", number))
@@ -48,7 +50,7 @@ def test_a_signal_during_the_start_waits_for_its_end(
 
 
 def test_a_signal_during_the_stop_kills_and_does_not_interrupt_it(
-    server: serve.Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[str] = []
     monkeypatch.setattr(server, "kill", lambda: happened.append("killed"))
@@ -60,7 +62,7 @@ def test_a_signal_during_the_stop_kills_and_does_not_interrupt_it(
 
 
 def test_what_cannot_be_ended_is_not_called_stopped(
-    server: serve.Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
         raise serve.StopRequested
@@ -68,7 +70,7 @@ def test_what_cannot_be_ended_is_not_called_stopped(
     monkeypatch.setattr(serve, "run", interrupted)
     monkeypatch.setattr(serve, "Server", lambda _: server)
     monkeypatch.setattr(server, "kill", lambda: [7])
-    with pytest.raises(serve.LaunchError, match=r"still ending.*\[7\]"):
+    with pytest.raises(LaunchError, match=r"still ending.*\[7\]"):
         serve.serve(server.settings)
     assert "stopped" not in capsys.readouterr().out
 
@@ -78,9 +80,9 @@ def test_what_cannot_be_ended_is_not_called_stopped(
     [((), 300), (("--shutdown-timeout=600",), 600), (("--shutdown_timeout", "5"), 5)],
 )
 def test_the_kill_waits_as_long_as_vllm_was_told_to_drain(
-    server: serve.Server, extra: tuple[str, ...], seconds: float
+    server: Server, extra: tuple[str, ...], seconds: float
 ) -> None:
     """The chart's --shutdown-timeout wins over the profile's, for vLLM and for who ends it."""
     server.settings.profile.write_text("shutdown-timeout: 300\n")
     server.settings = dataclasses.replace(server.settings, extra=extra)
-    assert server.grace() == seconds + serve.STOP_MARGIN_SECONDS
+    assert server.settings.grace == seconds + STOP_MARGIN_SECONDS

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import get_args
 
 from assay_kernels.launcher import logfile
-from assay_kernels.launcher.serve import LaunchError, Settings, serve
+from assay_kernels.launcher.serve import serve
+from assay_kernels.launcher.settings import LaunchError, Settings
 
 SECRETS = ("api_keys", "metrics_key")
 """Keys that open the API, and the one that Prometheus sends: both are keys of the door."""
