@@ -228,7 +228,7 @@ def main() -> None:
         dense(kernels, found, SHAPES, BOUNDARIES, ["random"])
         dense(kernels, found, [(2048, 7168), (768, 7168), (256, 256)], [1, 16, 33, 129], DATA[1:])
         dense(kernels, found, [(8192, 1536)], LARGE, ["random", "scale ends"])
-        wo_a(kernels, found, [1, 7, 64, 129, 300])
+        wo_a(kernels, found, [1, 7, 64, 129, 256, 300])
         grouped(kernels, found, [1, 2, 8, 33, 129, 400, 1000, 7000])
         repetitions(kernels, found, 1000)
     failed = [row for row in found.rows if not row["passed"]]
