@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from assay_kernels.launcher import arguments, host, preflight, ready
@@ -31,11 +30,8 @@ def check(settings: Settings) -> None:
         raise LaunchError(f"{settings.model} holds no checkpoint (no config.json)", 2)
     if looks_local and not (folder / "tokenizer.json").is_file():
         raise LaunchError(f"{settings.model} has no tokenizer (no tokenizer.json)", 2)
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if settings.require and allowed is not None and "assay" not in allowed.split(","):
-        raise LaunchError(
-            f"VLLM_PLUGINS={allowed} does not name assay, so vLLM would not load it", 2
-        )
+    if settings.require and (left_out := settings.left_out_by) is not None:
+        raise LaunchError(f"{left_out}, so vLLM would not load it", 2)
     if (obstacle := ready.obstacle(settings.variables)) is not None:
         raise LaunchError(obstacle, 2)
     if keys := settings.keys_file:

@@ -85,13 +85,7 @@ class Guard:
         if ended and not self.emptied_within(0.5):
             procfs.signal_all(procfs.descendants(os.getpid()), signal.SIGTERM)
             self.emptied_within(AFTERMATH_SECONDS)
-        # A process may start another while it is being killed: look again until none is left.
-        for _ in range(20):
-            left = procfs.descendants(os.getpid())
-            if not left:
-                return
-            procfs.signal_all(left, signal.SIGKILL)
-            self.emptied_within(0.5)
+        procfs.kill_descendants(20, lambda: self.emptied_within(0.5))
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -64,3 +65,18 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
             continue
+
+
+def kill_descendants(times: int, pause: Callable[[], object]) -> list[int]:
+    """End what is below this process; returns what did not end.
+
+    A process may start another while it is being killed: look again, `pause` between, until none
+    is left.
+    """
+    for _ in range(times):
+        left = descendants(os.getpid())
+        if not left:
+            return []
+        signal_all(left, signal.SIGKILL)
+        pause()
+    return descendants(os.getpid())

@@ -24,7 +24,7 @@ from assay_kernels.launcher import (
     watchdog,
 )
 from assay_kernels.launcher.console import Progress
-from assay_kernels.launcher.settings import LaunchError, Settings
+from assay_kernels.launcher.settings import LaunchError, Settings, stalled_after
 from assay_kernels.vllm_plugin import proof
 
 BEHIND_THE_DOOR = "/v1/models"
@@ -94,13 +94,7 @@ class Server:
 
     def kill(self) -> list[int]:
         """End at once what is left below the launcher, the guard included; what does not end."""
-        for _ in range(50):
-            left = procfs.descendants(os.getpid())
-            if not left:
-                break
-            procfs.signal_all(left, signal.SIGKILL)
-            time.sleep(0.05)
-        return procfs.descendants(os.getpid())
+        return procfs.kill_descendants(50, lambda: time.sleep(0.05))
 
     def root(self) -> int | None:
         """pid of vLLM's first process, as the guard reported it; None until then."""
@@ -199,13 +193,13 @@ class Server:
             return proofs
         failures = logfile.plugin_failures(logfile.read(self.settings.log))
         reasons = {failure.pid: failure.reason for failure in failures}
-        allowed = os.environ.get("VLLM_PLUGINS")
+        left_out = self.settings.left_out_by
         problems = []
         for pid, what in wrong.items():
             if pid in reasons:
                 what += f": {reasons[pid]}"
-            elif allowed is not None and "assay" not in allowed.split(","):
-                what += f": VLLM_PLUGINS={allowed} does not name assay"
+            elif left_out is not None:
+                what += f": {left_out}"
             problems.append(what)
         if self.settings.require:
             self.refuse(problems)
@@ -248,7 +242,7 @@ class Server:
             (self.settings.run_dir / "open").unlink(missing_ok=True)
 
     def watch(self) -> NoReturn:
-        seconds = self.settings.stalled_after
+        seconds = stalled_after(self.settings.variables)
         dog = watchdog.Watchdog(self.client, self.key, seconds)
         if seconds:
             dog.start()

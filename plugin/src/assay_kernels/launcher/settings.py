@@ -103,8 +103,12 @@ class Settings:
         return plugin_settings.cache_folder(self.variables)
 
     @property
-    def stalled_after(self) -> float:
-        return stalled_after(self.variables)
+    def left_out_by(self) -> str | None:
+        """What keeps vLLM from loading the plugin, in words; None when nothing does."""
+        allowed = os.environ.get("VLLM_PLUGINS")
+        if allowed is None or "assay" in allowed.split(","):
+            return None
+        return f"VLLM_PLUGINS={allowed} does not name assay"
 
     @property
     def grace(self) -> float:
@@ -178,7 +182,9 @@ def read_profile(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}", 2) from error
+    except ValueError as error:
         raise LaunchError(f"{path} is not JSON: {_in_one_line(error)}", 2) from error
     if not isinstance(config, dict):
         raise LaunchError(f"{path} is not a table of settings", 2)
@@ -191,7 +197,11 @@ def _in_one_line(error: Exception) -> str:
 
 def read_env_file(path: Path) -> dict[str, str]:
     """KEY=VALUE lines, as `docker run --env-file` reads them: no quotes, `#` for comments."""
-    lines = (line.strip() for line in path.read_text().splitlines())
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeError) as error:
+        raise LaunchError(f"cannot read {path}: {_in_one_line(error)}", 2) from error
+    lines = (line.strip() for line in text.splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name: value for name, _, value in pairs}
 
